@@ -1,9 +1,11 @@
-"""Read recorded runs and show them. Writing a run is `assay.run`.
+"""Readers of recorded runs: reports, lists, comparisons, the viewer. `assay.run` writes runs.
 
-loaded.py                          a run's records, opened for reading
-report.py, charts.py, template/    the HTML report
-listing.py, table.py               the list of runs
-compare_runs.py                    differences between two runs
-rollouts.py, rollout_pages.py      recorded completions as text and as pages
-trackers.py                        export of metrics to experiment trackers
+loaded.py, table.py                  The records of a run, loaded into tables.
+report.py, charts.py, template/      The HTML report of a run.
+listing.py                           The list of runs.
+compare_runs.py                      Differences between runs.
+rollout_index.py, selection.py       Index, filters and orders of recorded rollouts.
+rollouts.py, rollout_pages.py        Recorded rollouts as text and as HTML.
+viewer/                              The local web viewer.
+trackers.py                          Export of metrics to experiment trackers.
 """

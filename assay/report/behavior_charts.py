@@ -1,4 +1,4 @@
-"""Charts of the behaviors that ``assay run behaviors`` found, from ``RUN/behaviors/rates.json``."""
+"""Charts of the results of ``assay run behaviors`` and ``assay run calibration``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from assay.report.charts import Chart
 
 FOLDER, RATES, COMPLETIONS = "behaviors", "rates.json", "completions.jsonl"
-"""Files of ``assay run behaviors`` in a run's directory."""
+"""Folder and files of ``assay run behaviors`` in a run directory."""
 CALIBRATION = "calibration.json"
-"""File of ``assay run calibration`` in the same folder."""
+"""File of ``assay run calibration`` in `FOLDER`."""
 TRAINING = "training"
-"""Source of the completions that a run trained on. Other sources are kinds of evaluations."""
+"""Source name of the training rollouts. All other sources are kinds of evaluations."""
 
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _SIDES = ("passed", "failed")
@@ -23,11 +23,12 @@ _MONITOR = ("exploit", "policy_violation", "disagreement")
 
 
 def behavior_charts(run: Path) -> list[Chart]:
-    """Return charts of the passed and the failed rollouts, and of the trace monitor, if any.
+    """Return charts of behaviors in passed and failed rollouts, and of the trace monitor.
 
-    A damaged file gives no chart, because the report must not depend on it.
+    A missing or damaged file yields no charts.
     """
     steps: Sequence[Mapping[str, Any]] = ()
+    # A report must not fail because of a damaged optional file.
     with suppress(OSError, ValueError, KeyError, TypeError):
         steps = json.loads((run / FOLDER / RATES).read_text(encoding="utf-8"))["steps"]
     charts: list[Chart] = []
@@ -48,7 +49,7 @@ def behavior_charts(run: Path) -> list[Chart]:
                 chart = _chart(rows, findings, "Trace monitor", note)
             else:
                 names = [name for name in rows[0]["shares"] if name not in _MONITOR]
-                note = f"Share of the {side} completions that show each, with 95 % intervals."
+                note = f"Share of the {side} completions with each behavior, with 95 % intervals."
                 chart = _chart(rows, names, f"Behaviors, {side}", note)
             charts += [chart] if chart.traces else []
     return charts
@@ -59,6 +60,7 @@ def _chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, 
     traces: list[dict[str, Any]] = []
     for name, color in zip(names, _COLORS, strict=False):
         shares = [float(row["shares"][name]) for row in rows]
+        # A behavior that never occurs would use up one of the eight colors for a line at 0.
         if not any(shares):
             continue
         ends = [row["intervals"][name] for row in rows]
@@ -85,7 +87,10 @@ def _chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, 
 
 
 def calibration_charts(run: Path) -> list[Chart]:
-    """Return charts of ``assay run calibration``, if the run has its file: reliability, pass@k."""
+    """Return the charts of ``assay run calibration``: reliability, pass@k and diversity.
+
+    A missing or damaged file yields no charts.
+    """
     charts: list[Chart] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads((run / FOLDER / CALIBRATION).read_text(encoding="utf-8"))
@@ -98,6 +103,7 @@ def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
     traces: list[dict[str, Any]] = []
     for one, color in zip((c for c in confidences if c["when"] == "all"), _COLORS, strict=False):
         counts, predicted, observed = zip(*one["reliability"], strict=True)
+        # The area of a mark, not its diameter, is proportional to the count.
         sizes = [round(4 + 14 * (count / max(counts)) ** 0.5, 2) for count in counts]
         traces.append(
             {
@@ -113,7 +119,7 @@ def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
             }
         )
     line = {"width": 1, "dash": "dot", "color": "other"}
-    note = "Confidence of completions against the share that was right; larger marks hold more."
+    note = "Confidence and share of right completions in each bin. Larger marks: more completions."
     axis = {"range": [0, 1], "tickformat": ".0%"}
     layout = {
         "xaxis": {"title": {"text": "confidence"}, **axis},
@@ -126,6 +132,7 @@ def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
 def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     steps = [int(row["step"]) for row in rows]
     ks = sorted({int(k) for row in rows for k in row["pass_at"]})
+    # Steps with smaller groups lack the larger k, which would leave gaps in the lines.
     shown = [k for k in ks if all(str(k) in row["pass_at"] for row in rows)]
     passes = [
         _line(f"pass@{k}", steps, [row["pass_at"][str(k)] for row in rows], color)
@@ -136,8 +143,11 @@ def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
         _line(name, steps, [row[key] for row in rows], color)
         for (key, name), color in zip(kinds.items(), _COLORS, strict=False)
     ]
-    note = "Chance that one of k siblings passes. If only pass@1 rises, the model sharpens."
-    more = "Mean number in a group. A solution is the sequence of numbers in a text."
+    note = (
+        "Probability that at least one of k completions of a problem passes. If only pass@1 rises,"
+        " the policy becomes more certain, but it solves no new problems."
+    )
+    more = "Mean number in a group. A solution is identified by the sequence of numbers in it."
     return [
         Chart("pass@k", note, share=True).with_traces(passes),
         Chart("Diversity", more, unit="in a group").with_traces(counts),

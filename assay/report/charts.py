@@ -1,4 +1,4 @@
-"""Charts of the report, listed in ``template/charts.toml`` and drawn in the browser by plotly."""
+"""Charts of the report. ``template/charts.toml`` lists them; plotly draws them in the browser."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from assay.run.intervals import shown_range
 
 Drawn = dict[str, Any]
 
+# A chart is about 500 pixels wide, so more points only make the file larger.
 _MAX_POINTS = 1000
+# A moving average over a fifteenth of a shorter run would cover fewer than three steps.
 _SMOOTH_FROM = 40
+# More than eight colors are hard to tell apart, so a chart has at most eight lines.
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _MAX_FAMILIES = 8
 _MAX_LABEL = 40
@@ -26,10 +29,11 @@ _MAX_LABEL = 40
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure. Colors are names that the page resolves for light and dark mode.
+    """One chart of the report.
 
-    labels: trace labels by metric key. colors: colors of stacked shares. share: whether values are
-    fractions in 0..1.
+    labels: trace labels by metric key. colors: names of the colors of stacked shares. share:
+    whether all values are fractions in 0..1. of: file whose rows the chart shows, ``metrics`` or
+    ``evaluations``. draw: key of `_DRAWN`. traces, layout: arguments for plotly.
     """
 
     title: str
@@ -45,17 +49,19 @@ class Chart:
     wide: bool = False
 
     def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
-        """Return a copy with traces and additional settings of the vertical axis."""
+        """Return a copy of the chart with these traces. axis: settings of the vertical axis."""
+        # Axes begin at 0, so that noise does not look like a trend.
         if self.share:
             kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
         else:
             kind = {"title": {"text": self.unit}, "rangemode": "tozero"}
+            # The default of plotly labels a value of 1e-6 as 1μ.
             kind["exponentformat"] = "power"
         return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
 
 
 class ChartSource(Protocol):
-    """The records that charts show. `LoadedRun` has them."""
+    """Object with the records that charts show, such as `LoadedRun`."""
 
     @property
     def metrics(self) -> Sequence[Row]: ...
@@ -64,7 +70,7 @@ class ChartSource(Protocol):
 
 
 def make_charts(summary: ChartSource) -> list[Chart]:
-    """Build all charts for which the run has data."""
+    """Build all charts of ``charts.toml`` for which the run has data."""
     text = (resources.files("assay.report") / "template" / "charts.toml").read_text(
         encoding="utf-8"
     )
@@ -92,6 +98,7 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
     for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
         shares = [accuracy_of(row) or 0.0 for row in of_kind]
         pairs = list(zip(shares, map(shown_range, of_kind), strict=True))
+        # Score intervals are not symmetric about the accuracy.
         errors: dict[str, Any] = {"type": "data", "symmetric": False}
         errors["array"] = [ends and ends[1] - share for share, ends in pairs]
         errors["arrayminus"] = [ends and share - ends[0] for share, ends in pairs]
@@ -109,7 +116,7 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
-    """Plot predicted probability against observed frequency, at the first and last evaluation."""
+    """Plot predicted probability against observed frequency, for the first and last evaluation."""
     rows = [row for row in rows if row.get("eval/reliability")]
     if not rows:
         return chart
@@ -119,6 +126,7 @@ def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
     shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
     for name, row, color in shown[-1:] if len(rows) == 1 else shown:
         counts, predicted, observed = zip(*row["eval/reliability"], strict=True)
+        # The area of a mark, not its diameter, is proportional to the count.
         sizes = [float(f"{4 + 14 * (count / max(counts)) ** 0.5:.3g}") for count in counts]
         trace = _line(f"{name}, step {row['step']}", [], observed, color)
         trace |= {"x": _rounded(predicted), "mode": "lines+markers", "customdata": list(counts)}
@@ -134,6 +142,7 @@ def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
 def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
     apart = {"reward/mean", "reward/std", "reward/per_token"}
     parts = _labels(rows, "reward/", apart)
+    # A single component equals the reward, up to its weight, so its line would say nothing new.
     labels = {"reward/mean": "reward", **(parts if len(parts) != 1 else {})}
     return _lines(rows, replace(chart, labels=labels))
 
@@ -163,7 +172,8 @@ def _parts(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
-    """Plot held-out accuracy by tag, of the first kind of evaluation."""
+    """Plot the held-out accuracy for each tag."""
+    # Only the first kind: a line per tag and temperature would exceed the number of colors.
     of_kind = next(iter(by_kind(rows).values()), [])
     flat = [{"step": row["step"], **(row.get("eval/by_tag") or {})} for row in of_kind]
     counts = Counter(tag for row in flat for tag in row if tag != "step")
@@ -176,7 +186,7 @@ def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
 def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
     phases = _labels(rows, "speed/", {"speed/step"})
     chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
-    # A logarithmic axis has no place for a rate that a damaged file made negative.
+    # A damaged metrics.jsonl may contain negative rates, which a logarithmic axis cannot show.
     shown = [value for trace in chart.traces for value in trace["y"] if value and value > 0]
     if not shown:
         return chart
@@ -186,7 +196,8 @@ def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Choose tick values for a logarithmic axis: powers of ten, or 1-2-5 if space permits."""
+    """Choose tick values of a logarithmic axis: powers of ten, for short ranges also 2 and 5."""
+    # The automatic ticks of plotly label 200 as 2.
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     digits = (1, 2, 5) if len(powers) <= 4 else (1,)
     return [digit * 10.0**power for power in powers for digit in digits]
@@ -228,19 +239,20 @@ _DRAWN = {
 
 
 def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]:
-    """Map the metrics with a prefix, in order, to the rest of their names."""
+    """Map each metric with a prefix to its name without the prefix, except those in ``apart``."""
     keys = sorted({key for row in rows for key in row if key.startswith(prefix)} - apart)
     return {key: key.removeprefix(prefix) for key in keys}
 
 
 def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
-    """Draw one line. For many steps, draw a faint line of values and a strong moving average."""
+    """Draw one metric. For many steps, draw a faint line of values and a strong moving average."""
     faint = _line(name, steps, values, color)
     if len(steps) < _SMOOTH_FROM:
         return [faint]
     faint |= {"opacity": 0.28, "showlegend": False, "hoverinfo": "skip", "legendgroup": name}
     faint["line"] = {"width": 1, "color": color}
     strong = _line(name, steps, smooth(values), color) | {"legendgroup": name}
+    # The tooltip shows the measured value, not the moving average.
     strong |= {"customdata": _rounded(values), "hovertemplate": "%{customdata:.4~g}"}
     return [faint, strong]
 
@@ -248,6 +260,7 @@ def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -
 def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Drawn]:
     rows = [row for row in rows if any(row.get(key) is not None for key, _, _ in keys)]
     traces: list[Drawn] = []
+    # In a stack, faint lines of single steps would overlap, so only the averages are drawn.
     for key, name, color in keys:
         values = np.array([row.get(key) or 0.0 for row in rows])
         if values.any():
@@ -262,6 +275,7 @@ def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Dr
 def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Drawn:
     return {
         "type": "scatter",
+        # A line through one point is invisible.
         "mode": "lines+markers" if len(steps) == 1 else "lines",
         "name": _label(name),
         "x": list(steps),
@@ -272,22 +286,28 @@ def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) ->
 
 
 def _label(name: str) -> str:
-    """Escape a name, because plotly interprets tags and TeX."""
+    """Shorten and escape a name."""
+    # Names come from user data, and plotly interprets HTML tags and TeX between dollar signs.
     name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
     return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Compute the centered moving average over about a fifteenth of the run (Gaussian weights)."""
+    """Compute a centered moving average with Gaussian weights, over about 1/15 of the run.
+
+    values: at least `_SMOOTH_FROM` values.
+    """
     width = max(1.0, len(values) / 45)
     reach = int(3 * width)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    # Mode "same" returns the length of the longer argument, so values must be the longer one.
     total = np.convolve(values, weights, mode="same")
+    # Near the ends, part of the weights is outside of the run, so their sum is less than elsewhere.
     return total / np.convolve(np.ones_like(values), weights, mode="same")
 
 
 def _thin(rows: Sequence[Row]) -> Sequence[Row]:
-    """Limit the number of rows. In long runs, each row becomes the mean of an equal interval."""
+    """Reduce a long run to at most `_MAX_POINTS` rows. Each row is the mean of several steps."""
     size = -(-len(rows) // _MAX_POINTS)
     if size <= 1:
         return rows
@@ -302,4 +322,5 @@ def _thin(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _rounded(values: Iterable[Any]) -> list[float | None]:
+    # Five digits exceed the resolution of a screen. All 17 digits would triple the file's data.
     return [None if value is None else float(f"{value:.5g}") for value in values]

@@ -1,4 +1,4 @@
-"""Compare runs: settings, final metrics, held-out accuracy and speed."""
+"""Comparison of runs: settings, final metrics, held-out accuracy and speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from assay.run.paired import Paired, paired_rows
 from assay.run.progress import format_seconds
 
 Each = tuple[Any, ...]
-"""One value per run, in the order A, B, C; None if a run lacks the value."""
+"""One value per run, in the order A, B, C. The value is None if a run lacks the metric."""
 
 _ALWAYS_DIFFER = ("run.name", "run.directory")
 _SHOWN = (
@@ -37,13 +37,13 @@ _SHOWN = (
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WIDEST = 60
 _NAMED = 5
-# Maximum length of a shown answer, in characters.
 _LONGEST = 600
+"""Maximum number of characters of a completion in the text output."""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A held-out problem whose verdict differs between A and B, with both answers."""
+    """A held-out problem with different verdicts in runs A and B, and both completions."""
 
     problem: str
     question: str
@@ -53,7 +53,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The last evaluations of one kind in run A and in another run.
+    """Held-out accuracy of run A and of another run, from their last evaluations of one kind.
 
     other: letter of the other run. same_source: whether both configurations name the same held-out
     data.
@@ -67,24 +67,26 @@ class HeldOut:
 
     @property
     def paired(self) -> Paired:
-        """Results of A and B on the problems judged in both runs."""
+        """Pass rates of A and B on the problems that were judged in both runs."""
         first, last = self.rows
         return Paired() if first is None or last is None else paired_rows(first, last)
 
     @property
     def on_other_problems(self) -> bool:
-        """Whether the runs were evaluated on different problems, which makes a gain undefined."""
+        """Whether the runs were evaluated on different problems, so that no gain is defined."""
         first, last = self.rows
         if first is None or last is None or self.paired:
             return False
+        # Without results per problem, only the configured data source can tell.
         has_problems = all(row.get("eval/by_problem") for row in (first, last))
         return has_problems or not self.same_source
 
     @property
     def difference(self) -> tuple[float, float | None] | None:
-        """B minus A and the standard error, paired by problem if both judged the same problems.
+        """Accuracy of B minus accuracy of A, and the standard error of this difference.
 
-        None if the runs were evaluated on different problems.
+        The difference is paired by problem if both runs have results per problem. None if the runs
+        were evaluated on different problems.
         """
         first, last = self.rows
         if first is None or last is None or self.on_other_problems:
@@ -92,12 +94,13 @@ class HeldOut:
         if (gain := self.paired.gain) is not None:
             return gain.value, gain.stderr
         before, after = (accuracy_of(row) or 0.0 for row in (first, last))
+        # Unpaired: the variances of two independent accuracies add up.
         errors = [row.get("eval/stderr") for row in (first, last)]
         known = [error for error in errors if error is not None]
         return after - before, sum(one**2 for one in known) ** 0.5 if len(known) == 2 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         value, error = self.difference or (None, None)
         return {
             "kind": self.kind,
@@ -119,7 +122,7 @@ class HeldOut:
 class ComparedRuns:
     """Two or more runs and their differences. Run A is the baseline for held-out accuracy.
 
-    settings: differences between the configurations. surroundings: differences between machines and
+    settings: configuration keys with different values. surroundings: differences of machines and
     package versions. metrics: means over the last tenth of each run's steps (1 to 20 steps). speed:
     median seconds per step, tokens per second, wall time, peak memory.
     """
@@ -132,7 +135,7 @@ class ComparedRuns:
     speed: Mapping[str, Each]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON; a pair is a list."""
+        """Return the fields as plain values for JSON. Tuples become lists."""
         tables = ("runs", "settings", "surroundings", "metrics", "speed")
         heldout = [one.as_dict() for one in self.heldout]
         return plain({name: getattr(self, name) for name in tables} | {"heldout": heldout})
@@ -152,9 +155,8 @@ class ComparedRuns:
 def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
     """Compare two or more runs, finished or in progress.
 
-    num_flips: number of held-out problems to list per direction (solved only by A, solved only by
-    B), with the answers of both runs, from the evaluation logs. Raises RunError for a single run
-    and for too many runs.
+    num_flips: number of held-out problems to show with both completions, for each direction (solved
+    only by A, solved only by B). Raises RunError for a single run and for too many runs.
     """
     if not 2 <= len(runs) <= len(LETTERS):
         raise RunError(message("assay run compare", f"{len(runs)} runs", f"2 to {len(LETTERS)}"))
@@ -212,6 +214,7 @@ def _described(run: LoadedRun) -> str:
 
 
 def _ends(run: LoadedRun) -> dict[str, float]:
+    # The metrics of a single step are too noisy to compare runs.
     rows = run.metrics[-min(20, max(1, len(run.metrics) // 10)) :]
     names = [name for name in run.metrics.columns if name != "step" and not is_timing(name)]
     found = {name: _known(row.get(name) for row in rows) for name in names}
@@ -222,6 +225,7 @@ def _speed(run: LoadedRun) -> dict[str, float]:
     seconds = _known(row.get("time/step") for row in run.metrics)
     memory = _known(row.get("memory/peak_mib") for row in run.metrics)
     found: dict[str, float] = {}
+    # A median, because a step after a checkpoint takes longer than the other steps.
     if seconds:
         found = {"seconds a step": median(seconds), "seconds in all": run.seconds}
     if run.seconds and run.num_tokens:
@@ -274,7 +278,7 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
 
 
 def _overlap(one: HeldOut) -> str:
-    """Describe the number of compared problems, if one run lacks some of them."""
+    """Name the number of common problems, if one run was evaluated on more problems."""
     counts = [len((row or {}).get("eval/by_problem") or {}) for row in one.rows]
     common = len(one.paired)
     return "" if max(counts) == common else f" over the {common} in common"
@@ -282,6 +286,7 @@ def _overlap(one: HeldOut) -> str:
 
 def _flip_lines(flip: Flip, other: str) -> Iterator[str]:
     yield f"  --- {flip.problem}: {flip.question.strip()}"
+    # Of a long completion, the end is shown, because the answer is at the end.
     for side, text, verdict in zip(("A", other), flip.texts, flip.verdicts, strict=True):
         yield f"  {side} ({verdict}): {text if len(text) <= _LONGEST else f'...{text[-_LONGEST:]}'}"
 

@@ -1,7 +1,7 @@
 """``assay run list``: list the runs below a folder.
 
-Only the listed fields are read, so a thousand runs take about a second. Configurations are not
-validated, so that runs of other versions are listed too.
+Only the listed fields are read, so listing a thousand runs takes about a second. Configurations are
+not validated, so that runs of other versions of Assay are listed too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from assay.run.evaluations import accuracy_of, best_step, of_deciding_kind
 from assay.run.progress import format_seconds
 
 _TAIL = 16_384
-"""Bytes to read at the end of a journal; they contain its last rows."""
+"""Number of bytes to read at the end of a journal. They contain its last rows."""
 STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
 STATES += ("unreadable",)
-# Exceptions from unvalidated configurations, such as wrong types and huge numbers.
+# Unvalidated configurations may raise these exceptions, for wrong types or huge numbers.
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _DAMAGE += (RecursionError,)
 _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
@@ -39,10 +39,10 @@ _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
 class ListedRun:
     """One run in the list.
 
-    state: one of `STATES`. why: reason of the run's end. of_steps: planned steps; None: unknown.
-    algorithm: algorithm of [rl], or method of [preference]. start: time of creation. best: best
-    held-out accuracy and its step. seconds: wall time over all starts. money: cost computed from
-    guard.price_per_hour.
+    state: one of `STATES`. why: reason of the run's end. step, of_steps: finished and planned
+    steps; of_steps is None if unknown. algorithm: algorithm of [rl], or method of [preference].
+    start: time of creation. best, best_step: best held-out accuracy and its step. seconds: wall
+    time over all starts. money: cost of these seconds at guard.price_per_hour.
     """
 
     path: str
@@ -61,7 +61,7 @@ class ListedRun:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def cells(self) -> tuple[str, ...]:
-        """Format the run as the cells of one table row."""
+        """Return the run as the cells of a table row, in the order of `_SHOWN`."""
         done = str(self.step) if self.of_steps is None else f"{self.step}/{self.of_steps}"
         best = "" if self.best is None else f"{self.best:.1%} at {self.best_step}"
         cost = format_seconds(self.seconds) + (f", {self.money:.2f}" if self.money else "")
@@ -70,7 +70,7 @@ class ListedRun:
         return self.name, self.state, done, kind, start, best, cost if self.seconds else ""
 
     def matches(self, asked: str) -> bool:
-        """Whether a word or a ``key=value`` filter matches the run."""
+        """Whether a filter matches the run. asked: a word, or ``key=value``."""
         key, is_pair, value = asked.partition("=")
         if is_pair:
             own = {name: getattr(self, name) for name in ("name", "state", "stage", "algorithm")}
@@ -82,14 +82,17 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Listing:
-    """Listed runs, newest first. of: number of runs before filtering."""
+    """Runs that match all filters, newest first.
+
+    of: number of runs before filtering. where: the searched folder.
+    """
 
     runs: Sequence[ListedRun]
     of: int
     where: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return plain({"runs": [asdict(one) for one in self.runs], "of": self.of})
 
     def __str__(self) -> str:
@@ -100,10 +103,10 @@ class Listing:
 def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing:
     """List the runs below a folder that match all filters, newest first.
 
-    asked: filters. A word matches a run's name or configuration. ``key=value`` matches a setting,
-    such as ``rl.steps=60``, or ``name``, ``state``, ``stage`` or ``algorithm``. Raises RunError for
-    a missing folder, a key that no run has, an unknown state, and a filter word
-    that is a folder.
+    asked: filters. A word matches a run whose name or configuration contains the word.
+    ``key=value`` matches a setting, such as ``rl.steps=60``, or ``name``, ``state``, ``stage`` or
+    ``algorithm``. Raises RunError for a missing folder, a key that no run has, an unknown state,
+    and a word that is the path of a folder.
     """
     top = Path(folder).expanduser()
     runs: list[ListedRun] = []
@@ -122,7 +125,8 @@ def list_runs(folder: Path | str = "runs", asked: Sequence[str] = ()) -> Listing
 
 
 def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
-    """Check that a filter can match a run. Raises RunError."""
+    """Raise RunError if a filter cannot match any run."""
+    # A mistyped key would list no runs, which looks like an empty folder.
     key, is_pair, value = asked.partition("=")
     known = {"name", "state", "stage", "algorithm", *(key for one in runs for key in one.settings)}
     if is_pair and runs and key not in known:
@@ -142,13 +146,12 @@ def _check_asked(asked: str, runs: Sequence[ListedRun]) -> None:
 
 
 def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False) -> Iterator[Path]:
-    """Yield the run directories below a folder, without descending into runs.
+    """Yield the run directories below a folder. Folders inside of runs are not searched.
 
-    seen: folders already visited; symbolic links may form cycles. is_linked: whether the folder was
-    reached through a link.
+    seen: real paths of the visited folders. is_linked: whether ``top`` is a symbolic link.
     """
+    # Symbolic links may form cycles, and a folder may be reachable under several names.
     seen = set() if seen is None else seen
-    # The real path, because two names of a folder would otherwise count as two folders.
     seen.add(os.path.realpath(top))
     with os.scandir(top) as entries:
         folders = sorted(entry.path for entry in entries if entry.is_dir())
@@ -156,13 +159,14 @@ def run_folders(top: Path, seen: set[str] | None = None, is_linked: bool = False
         if os.path.isfile(os.path.join(path, "config.toml")):
             yield Path(path)
         elif os.path.realpath(path) not in seen and not is_linked:
-            # Its subfolders are then skipped, because a link may lead to the whole disk.
+            # Behind a link, only one level is searched, because a link may point to the whole disk.
             with suppress(OSError):
                 yield from run_folders(Path(path), seen, os.path.islink(path))
 
 
 def read_listed(folder: Path) -> ListedRun:
-    """Read the listed fields of a run. An unreadable run is listed with the reason."""
+    """Read the listed fields of a run. An unreadable run has the state ``unreadable``."""
+    # One damaged run must not hide all others.
     try:
         return _listed(folder)
     except AssayError as error:
@@ -174,7 +178,7 @@ def read_listed(folder: Path) -> ListedRun:
 def _listed(folder: Path) -> ListedRun:
     tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
     events = [*_rows(_ends(folder / "events.jsonl"))]
-    # Long runs have journals of many megabytes. Only the last rows are shown.
+    # Journals of long runs have many megabytes, so only their last rows are read.
     last = next(_rows(reversed(_ends(folder / "metrics.jsonl"))), {"step": 0})
     check_measures(last, str(folder / "metrics.jsonl"))
     evaluations = [*read_step_rows(folder / "evaluations.jsonl")]
@@ -205,7 +209,7 @@ def _listed(folder: Path) -> ListedRun:
 
 
 def _num_steps(events: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the planned steps of the newest start; None if it did not record them."""
+    """Return the planned number of steps at the newest start; None if it is not recorded."""
     said = (one.get("steps") for one in reversed(events) if one.get("kind") in _STARTS)
     return next((int(steps) for steps in said if isinstance(steps, int)), None)
 
@@ -215,15 +219,16 @@ _ENDS = {"interrupted": "interrupted", "finished early": "finished", "finished":
 
 
 def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return a run's state and the reason of its end."""
+    """Return (state, reason of the end) of a run."""
     kinds = ("created", "resumed", "ended")
     newest = next((one for one in reversed(events) if one.get("kind") in kinds), {})
-    # A killed process writes no end, but the system releases its lock.
+    # A killed process records no end, but the operating system releases its lock.
     if newest.get("kind") != "ended":
         return ("running" if _is_locked(folder) else "killed"), ""
     why = str(newest.get("reason"))
     if why.startswith("RunStopped"):
         return "stopped", why
+    # The reason of a failed run begins with the name of the exception, as "ValueError: ...".
     if ":" in why and why.split(":")[0].isidentifier():
         return "failed", why
     return _ENDS.get(why, "paused"), why
@@ -231,6 +236,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]
 
 def _is_locked(folder: Path) -> bool:
     """Whether a process is writing to the run."""
+    # A shared lock, so that two listings at the same time do not see each other as writers.
     try:
         with open(folder / ".lock", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -242,13 +248,16 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _ends(path: Path) -> list[bytes]:
-    """Read the first line of a journal and its last lines."""
+    """Read the first line and the last lines of a journal.
+
+    The second element may be an incomplete line. A missing journal has no lines.
+    """
+    # Opening a named pipe would block forever.
     if path.exists() and not path.is_file():
         raise RunError(message(str(path), "no regular file", "a file", "restore it"))
     with suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
         file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
-        # The read may begin inside a line, so the second element may be incomplete.
         return [first, *file.read().splitlines()]
     return []
 
@@ -260,7 +269,10 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _same(found: Any, text: str) -> bool:
-    """Whether a value, an element of a list, or the last component of a path equals a text."""
+    """Whether a value equals a text, ignoring case.
+
+    A list equals the text if one of its elements does. A path also equals its last component.
+    """
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):
             return float(text) == float(found)

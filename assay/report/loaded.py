@@ -1,4 +1,4 @@
-"""Load a run from its directory, including runs in progress and killed runs."""
+"""Load the records of a run from its directory. The run may be in progress or killed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ READABLE = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """Records of a run, loaded by `load_run`.
+    """Records of a run, as returned by `load_run`.
 
-    metrics: one row per step. evaluations: one row per evaluation and temperature. events: starts,
-    stops, dead workers and other events. environment: package versions, hardware and verifiers.
+    metrics: one row per step. evaluations: one row per evaluation and temperature. events: one row
+    per start, stop, guard finding or other event. environment: package versions, hardware and
+    verifiers.
     """
 
     folder: Path
@@ -64,10 +65,10 @@ class LoadedRun:
         """Return recorded completions with their verdicts, one row per completion.
 
         step: a step, or ``"last"``; None: all steps. problem: id of a problem. status: ``passed``,
-        ``failed`` or ``not_judged``. worst, best: number of judged completions with the lowest or
-        highest rewards; ties are ordered newest first. columns: columns of the rollout log
-        (docs/rollouts.md), and ``num_tokens``, ``num_injected`` (injected tokens) and ``advantage``
-        (mean over the completion's tokens).
+        ``failed`` or ``not_judged``. worst, best: number of judged completions to return, those
+        with the lowest or highest rewards; for equal rewards the newest. columns: columns of the
+        rollout log (docs/rollouts.md), and ``num_tokens``, ``num_injected`` (number of injected
+        tokens) and ``advantage`` (mean over the completion's tokens).
 
             run.rollouts(step="last", worst=5)
             run.rollouts(status="not_judged")["detail"]
@@ -81,8 +82,8 @@ class LoadedRun:
         if unknown := [name for name in columns if name not in known]:
             meant = did_you_mean(unknown[0], known)
             raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known), meant))
-        # Parquet files store each column on its own. The token columns are most of a file and are
-        # usually not read.
+        # Parquet stores columns separately. The token columns take most of a file.
+        # They are read only on request.
         needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
         log = RolloutLog(self.folder / "rollouts")
         shards = map(log.path, self.steps(step))
@@ -98,7 +99,7 @@ class LoadedRun:
         return Table([{name: row[name] for name in columns} for row in rows])
 
     def steps(self, step: int | Literal["last"] | None = None) -> list[int]:
-        """Return the steps with rollouts: all, a given one, or the last. Raises RunError."""
+        """Return the steps with rollouts: all steps, or only ``step``. Raises RunError."""
         steps = RolloutLog(self.folder / "rollouts").steps()
         if step is None or (step == "last" and steps):
             return steps if step is None else steps[-1:]
@@ -115,7 +116,7 @@ class LoadedRun:
 
     @property
     def seconds(self) -> float:
-        """Wall time of all sessions, from the run's creation to its last finished step."""
+        """Wall time of all starts of the run, up to the last finished step."""
         return float(self.metrics[-1].get("time/elapsed") or 0.0) if self.metrics else 0.0
 
     @property
@@ -131,7 +132,7 @@ class LoadedRun:
 
     @property
     def state(self) -> str:
-        """Progress and outcome, phrased to follow the run's name."""
+        """Progress and outcome as text, such as ``ended after 20 steps: finished``."""
         return how_far(self.num_steps, self.ended)
 
     def __repr__(self) -> str:
@@ -159,12 +160,12 @@ def load_run(path: Path | str) -> LoadedRun:
 
 
 def load_run_at(name: str) -> LoadedRun:
-    """Load a run up to a step, such as ``RUN@120`` or ``RUN@best``; without a step, the whole run.
+    """Load the records of a run up to a step, such as ``RUN@120`` or ``RUN@best``.
 
-    Raises RunError if the step was not evaluated.
+    Without a step, all records are loaded. Raises RunError if the step was not evaluated.
     """
     place, _, which = name.rpartition("@")
-    # The name of a folder can contain "@" itself.
+    # The name of a folder may contain "@", as in runs/lr@2.
     if not (which.isdecimal() or which in ("best", "last")) or Path(name).exists():
         return load_run(name)
     run = load_run(place)

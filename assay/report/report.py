@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML file. Model text in it cannot run scripts."""
+"""The report of a run, one self-contained HTML file. Text of models cannot run scripts in it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from assay.run.intervals import share_words, shown_range
 from assay.run.progress import format_seconds
 
 REWARD_MODEL_KINDS = ("pairs", "completions", "steps")
-"""Kinds of evaluations of reward models."""
+"""Kinds of evaluations for reward models."""
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` into the directory of a run. Returns its path.
+    """Write ``report.html`` into the directory of a run, and return the path of the report.
 
     The run may be in progress. Raises RunError if the folder is not a run directory.
     """
     summary = load_run(run_folder)
     path = summary.folder / "report.html"
-    # Model text can contain lone surrogates, which UTF-8 cannot encode.
+    # Text of models may contain unpaired surrogates, which UTF-8 cannot encode.
     page = render(summary).encode("utf-8", "xmlcharrefreplace")
     with disk_full_as(lambda: f"{path}: the disk is full; the run itself is untouched"):
         write_atomic(path, page)
@@ -45,18 +45,20 @@ def write_report(run_folder: Path | str) -> Path:
 
 
 def render(summary: LoadedRun) -> str:
-    """Render the report as HTML. The content policy allows only its own scripts, by hash."""
+    """Render the report as HTML. Its content security policy allows only its own scripts."""
+    # A late import, because only this function needs plotly, and loading plotly takes a while.
     from plotly.offline import get_plotlyjs
 
     extra = [*behavior_charts(summary.folder), *calibration_charts(summary.folder)]
     charts = [*make_charts(summary), *extra]
-    # HTML parsers turn CRLF into LF, so a hash of the original text would not match the page's.
+    # HTML parsers convert CRLF to LF before browsers compute the hash of a script.
+    # A hash of the original text would therefore block the script.
     library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
     script = template("report.js")
     data = json.dumps(
         [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
     )
-    # Escaped, so that no text can close the element that holds the data.
+    # In the data, "</script>" or "<!--" of a model's text would end the script element.
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     environment = summary.environment
@@ -90,12 +92,16 @@ def render(summary: LoadedRun) -> str:
 
 
 def template(name: str) -> str:
-    """Read a file of the page template."""
+    """Read a file of the folder ``template/``."""
     return (resources.files("assay.report") / "template" / name).read_text(encoding="utf-8")
 
 
 def content_policy(*scripts: str) -> str:
-    """Return a content security policy that loads nothing and runs only these scripts, by hash."""
+    """Return a content security policy that forbids all loading, and all other scripts.
+
+    scripts: source code of the allowed scripts.
+    """
+    # Inline styles are allowed, because plotly and the accuracy bars set them.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -120,7 +126,7 @@ def _subtitle(summary: LoadedRun) -> list[str]:
 
 
 def stage_words(config: TrainConfig) -> str:
-    """Describe the training stage."""
+    """Describe the training stage and its method, as ``preference learning, dpo``."""
     if config.preference is not None:
         return f"preference learning, {config.preference.method}"
     if config.reward_model is not None:
@@ -139,9 +145,10 @@ def _hero_html(summary: LoadedRun) -> str:
 
 
 def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the perplexity section, for runs with held-out documents."""
+    """Yield the section on perplexity, if the run has held-out documents."""
     for row in rows[:1]:
         count = f"{row['eval/num_documents']:,} held-out documents"
+        # A run with a single evaluation shows one number, without an arrow.
         moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
         captions = [
             f"<p>step {step}: {perplexity_words(one)}</p>"
@@ -196,7 +203,7 @@ def _tiles(summary: LoadedRun) -> Iterator[tuple[str, str]]:
     yield "steps", f"{summary.num_steps:,}" + (f" <small>of {rl.steps:,}</small>" if rl else "")
     yield "wall time", format_seconds(summary.seconds)
     generated = any("tokens/generated" in row for row in rows)
-    # Stages on fixed rows generate nothing.
+    # Supervised stages generate no tokens, so their trained tokens are shown.
     yield "tokens generated" if generated else "tokens trained on", _short(summary.num_tokens)
     if summary.seconds:
         yield "tokens a second", _short(summary.num_tokens / summary.seconds)
@@ -236,7 +243,7 @@ def _decision_html(path: Path) -> str:
 
 
 def changed_settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings that differ from their defaults."""
+    """Yield (dotted key, value) of each setting that differs from its default or has none."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
@@ -265,14 +272,14 @@ def _event_cells(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Render an HTML table. The cells must already be HTML."""
+    """Render an HTML table. All cells must be escaped HTML."""
     top = "".join(f"<th>{name}</th>" for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{f'<thead><tr>{top}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>"
 
 
 def _text(value: Any) -> str:
-    """Format a plain value as text. Omits None and empty values."""
+    """Format a JSON value as text. None and empty values are omitted."""
     if isinstance(value, Mapping):
         texts = {key: _text(item) for key, item in value.items()}
         return ", ".join(f"{key} {text}" for key, text in texts.items() if text)

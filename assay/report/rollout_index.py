@@ -1,8 +1,9 @@
 """In-memory index of a run's rollout log: the short columns of every rollout, without tokens.
 
-Filters and orders (`assay.report.selection`) use the index; texts and tokens are read from the
-shards of the selected rollouts. The log may change at any time: training adds shards and completes
-them with advantages, and a rollback removes them. `RolloutIndex.refresh` follows these changes.
+Filters and orders (`assay.report.selection`) use the index. Texts and tokens are read from the
+shards (the Parquet files of steps), and only for selected rollouts. The log may change at any time:
+training adds shards and rewrites them with advantages, and a rollback removes them.
+`RolloutIndex.refresh` updates the index.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from assay.host.records import check_regular
 from assay.run.rollout_log import RolloutLog, read_columns, read_shard
 from assay.run.rollout_schema import DERIVED
 
-# The kernels are made at import, so type checkers do not see them.
+# pyarrow generates its compute functions at import, so type checkers do not know them.
 pc: Any = compute
 Stamp = tuple[int, int, int]
-"""Modification time, size and inode of a shard. A rewritten shard has another stamp."""
+"""Modification time, size and inode of a shard. A rewritten shard has a different stamp."""
 
 _READ = ("problem_id", "group_id", "completion_id", "tags", "status", "reason", "score", "reward")
 _READ += ("components", "finish_reason", "policy_version", "sampled", "advantages", "turn_ends")
 _TEXTS = ("prompt", "text")
 MOST_TEXT = 2**30
-"""Maximum size of the texts that the index keeps for searches, in bytes. Others are read again."""
+"""Maximum size of the cached texts for searches, in bytes. Other texts are read for each search."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """Indexed columns of a shard. table: None if the shard is damaged."""
+    """Indexed columns of a shard. table: None for a damaged shard."""
 
     stamp: Stamp
     table: pa.Table | None
@@ -45,10 +46,10 @@ class _Shard:
 
 @dataclass
 class RolloutIndex:
-    """Index of the shards in ``folder``, empty until `refresh` is called.
+    """Index of the shards in ``folder``. A new index is empty until `refresh` is called.
 
     steps: steps to index; None: all. table: columns of all indexed rollouts, ordered by step and
-    row. damaged: shards that cannot be read. pending: number of shards not indexed yet.
+    row. damaged: paths of unreadable shards. pending: number of shards that are not indexed yet.
     """
 
     folder: Path
@@ -64,7 +65,7 @@ class RolloutIndex:
     _lock: Lock = field(default_factory=Lock)
 
     def refresh(self, seconds: float | None = None) -> bool:
-        """Index new and changed shards, the newest first, and forget removed ones.
+        """Index new and changed shards, the newest first, and drop removed shards.
 
         seconds: time limit, checked after each shard; None: no limit. Returns whether the index
         changed.
@@ -81,7 +82,9 @@ class RolloutIndex:
         missing = [
             step for step in stamps if step not in known or known[step].stamp != stamps[step]
         ]
+        # The newest shard is first, because users look at the newest step of a run in progress.
         for step in reversed(missing):
+            # At least one shard is read per call, so that a short limit still makes progress.
             if seconds is not None and changed and time.monotonic() > end:
                 break
             table = read_shard(log.path(step), _READ)
@@ -92,7 +95,7 @@ class RolloutIndex:
         if changed:
             self._shards = dict(sorted(known.items()))
             tables = [one.table for one in self._shards.values() if one.table is not None]
-            # Contiguous columns: kernels on hundreds of small chunks are several times slower.
+            # Compute functions on hundreds of small chunks are several times slower than on one.
             self.table = pa.concat_tables(tables or [_narrow(None, 0)]).combine_chunks()
             self.damaged = tuple(
                 log.path(step) for step, one in self._shards.items() if one.table is None
@@ -101,14 +104,15 @@ class RolloutIndex:
         return changed
 
     def ids(self) -> list[str]:
-        """Return the ids of the problems with rollouts, in order of their first draw."""
+        """Return the ids of all problems with rollouts, in order of their first draw."""
         return self.table.column("problem_id").unique().to_pylist()
 
     def contains(self, text: str) -> np.ndarray:
-        """Return for each rollout of `table` whether its prompt or completion contains a text.
+        """Return for each rollout of `table` whether its prompt or completion contains ``text``.
 
         The comparison ignores case.
         """
+        # Python's lower() differs from Arrow's for a few characters, such as İ.
         wanted = pc.utf8_lower(pa.scalar(text)).as_py()
         with self._lock:
             parts = [
@@ -119,8 +123,9 @@ class RolloutIndex:
         return np.concatenate([np.zeros(0, np.bool_), *parts])
 
     def keep_texts(self, seconds: float) -> bool:
-        """Read texts ahead of the first search. Returns whether shards are left."""
+        """Cache texts before the first search. Returns whether uncached shards remain."""
         end = time.monotonic() + seconds
+        # Callers set a short limit, because pages wait for this lock.
         with self._lock:
             for step, one in reversed(self._shards.items()):
                 if time.monotonic() > end:
@@ -130,14 +135,14 @@ class RolloutIndex:
         return False
 
     def _text_of(self, step: int, shard: _Shard) -> pa.Table | None:
-        """Return the texts of a shard in lower case; None if it is gone, or not as indexed."""
+        """Return the texts of a shard in lower case; None for a removed or changed shard."""
         known = self._texts.get(step)
         if known is not None and known[0] == shard.stamp:
             return known[1]
         table = read_shard(RolloutLog(self.folder).path(step), _TEXTS)
         if table is None or shard.table is None or len(table) != len(shard.table):
             return None
-        # Siblings share their prompt, which is stored and searched once.
+        # The completions of a group share one prompt, which is stored and searched once.
         prompts = table.column("prompt").combine_chunks().dictionary_encode()
         lowered = pa.DictionaryArray.from_arrays(prompts.indices, pc.utf8_lower(prompts.dictionary))
         found = pa.table({"prompt": lowered, "text": pc.utf8_lower(table.column("text"))})
@@ -150,11 +155,12 @@ class RolloutIndex:
         return found
 
     def rows(self, places: Iterable[int], columns: Sequence[str]) -> list[dict[str, Any] | None]:
-        """Read rollouts from their shards, by position in `table`.
+        """Read rollouts from their shards. places: positions of the rollouts in `table`.
 
-        columns: columns of the log or of `DERIVED`. None for a rollout whose shard was removed,
-        damaged or replaced after it was indexed.
+        columns: columns of the log or of `DERIVED`. The result has None for each rollout whose
+        shard was removed, damaged or replaced after it was indexed.
         """
+        # One snapshot, because another thread may replace the table during this call.
         table = self.table
         asked = [(_of(table, "step", place), _of(table, "row", place), place) for place in places]
         shards = {
@@ -168,6 +174,7 @@ class RolloutIndex:
         for step, number, place in asked:
             shard = shards[step] or []
             row = shard[number] if number < len(shard) else None
+            # After a rollback, the same step is sampled again, with other completions.
             same = row is not None and row["completion_id"] == _of(table, "completion_id", place)
             found.append(row if same else None)
         return found
@@ -186,14 +193,14 @@ def _stamp(path: Path) -> Stamp | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
+    # A stamp that differs from every real one, so that the shard is read and listed as damaged.
     except OSError:
-        # Listed as damaged.
         return (0, 0, 1)
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _narrow(table: pa.Table | None, step: int) -> pa.Table:
-    """Return the indexed columns of a shard."""
+    """Return the indexed columns of a shard. table: the columns `_READ`; None gives no rows."""
     if table is None:
         return _SCHEMA.empty_table()
     size = len(table)
@@ -207,7 +214,7 @@ def _narrow(table: pa.Table | None, step: int) -> pa.Table:
         "status": table.column("status"),
         "finish_reason": table.column("finish_reason"),
         "policy_version": table.column("policy_version"),
-        # This column is as long as that of the tokens, but takes a fraction of its size.
+        # The lists of this column are as long as the tokens, but take a bit per token on disk.
         "num_tokens": pc.list_value_length(table.column("sampled")),
         "num_injected": pa.array(DERIVED["num_injected"][1](table.column("sampled")), pa.int32()),
         "num_turns": pc.list_value_length(table.column("turn_ends")).fill_null(0),
@@ -243,13 +250,13 @@ _SCHEMA = pa.schema(
 
 
 def _spreads(components: Sequence[Sequence[tuple[str, float]] | None]) -> list[float]:
-    """Return the largest difference between two parts of each verdict."""
+    """Return for each verdict the largest difference between two of its components."""
     values = [[value for _, value in parts or ()] for parts in components]
     return [max(some) - min(some) if some else 0.0 for some in values]
 
 
 def _group_kinds(groups: pa.ChunkedArray, statuses: pa.ChunkedArray) -> list[str]:
-    """Return the kind of each rollout's group: all_pass, mixed, all_fail or not_judged."""
+    """Return for each rollout the kind of its group: all_pass, mixed, all_fail or not_judged."""
     names, found = groups.to_pylist(), statuses.to_pylist()
     of_group: dict[str, set[str]] = {}
     for name, status in zip(names, found, strict=True):
@@ -272,6 +279,8 @@ def _match(table: pa.Table | None, wanted: str, size: int) -> np.ndarray:
     in_prompt = pc.match_substring(prompts.dictionary, wanted).take(prompts.indices)
     in_text = pc.match_substring(table.column("text"), wanted)
     either = pc.or_(in_prompt.fill_null(False), in_text.fill_null(False))
+    # Arrow stores Booleans as bits, so a conversion must copy, which Array.to_numpy refuses
+    # by default. A ChunkedArray always copies.
     return (
         either.to_numpy(zero_copy_only=False) if isinstance(either, pa.Array) else either.to_numpy()
     )

@@ -1,6 +1,6 @@
 """Rollout section of the report: selects rollouts and renders them as HTML.
 
-Rollout text comes from a model and is untrusted. All of it passes through `safe`.
+Texts of prompts and completions are untrusted. Every text passes through `safe`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from assay.run.rollout_log import RolloutLog, read_columns
 from assay.run.rollout_schema import SCHEMA
 from assay.types import ThinkFormat
 
+# Log-probabilities take most of a shard, and the report does not show them.
 _NOT_SHOWN = {"prompt_tokens", "old_logprobs", "ref_logprobs", "values"}
 _NOT_SHOWN |= {"behavior_logprobs", "model_logprobs"}
 _COLUMNS = [name for name in SCHEMA.names if name not in _NOT_SHOWN]
@@ -29,7 +30,10 @@ LABELS = {"passed": "passed", "failed": "failed", "not_judged": "not judged"}
 
 
 def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]:
-    """Choose the steps to show: first, last, best, worst, and some between. Returns the reasons."""
+    """Choose up to `_MAX_STEPS` steps: first, last, best, worst, and some between.
+
+    Returns the reason for each chosen step, such as ``best reward``.
+    """
     if not steps:
         return {}
     chosen = {steps[0]: "first", steps[-1]: "last"}
@@ -45,9 +49,10 @@ def choose_steps(steps: Sequence[int], metrics: Sequence[Row]) -> dict[int, str]
 
 
 def choose_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    """Choose groups of every kind from a step. Prefers groups with large reward differences.
+    """Choose up to `_A_STEP` groups of a step, with all kinds of groups in turn.
 
-    From a large group, only the best, the worst and the not judged completions are shown.
+    Groups with large reward differences are preferred. From a large group, up to `_A_GROUP`
+    completions are chosen: one that was not judged, the best, and the worst.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -67,6 +72,7 @@ def _spread(siblings: Sequence[Row]) -> float:
 
 def _choose_siblings(siblings: Sequence[Row]) -> list[Row]:
     ranked = sorted(siblings, key=_rank, reverse=True)
+    # From both ends in turn, so that the shown completions differ most in reward.
     odd = [row for row in ranked if row["status"] == "not_judged"]
     ends = [ranked[n // 2 if n % 2 == 0 else -1 - n // 2] for n in range(len(ranked))]
     ids = list(dict.fromkeys(row["completion_id"] for row in [*odd[:1], *ends]))[:_A_GROUP]
@@ -78,7 +84,7 @@ def _rank(row: Row) -> float:
 
 
 def reader_html(summary: LoadedRun) -> str:
-    """Render the rollout section: filters, and groups of selected steps side by side."""
+    """Render the rollout section: filters, and groups of selected steps with their completions."""
     log = RolloutLog(summary.folder / "rollouts")
     steps = choose_steps(log.steps(), summary.metrics)
     read = {step: read_columns(log.path(step), _COLUMNS) for step in steps}
@@ -162,7 +168,7 @@ def _rollout_html(row: Row) -> str:
 
 
 def _completion_html(row: Row) -> str:
-    """Render a completion as HTML, with reasoning and answer separated."""
+    """Render a completion as HTML, with reasoning and answer in separate elements."""
     text, think = row["text"] or "", ThinkFormat(**row["think"] or {})
     start, end = think.answer_span(text) or (len(text), len(text))
     parts = [("reasoning", text[:start]), ("answer", text[start:end]), ("reasoning", text[end:])]
@@ -170,6 +176,7 @@ def _completion_html(row: Row) -> str:
 
 
 def verdict_html(row: Row) -> str:
+    """Render the components, the extracted answer, the reason and the verifier of a verdict."""
     facts = [(name, f"{value:.4g}") for name, value in row["components"] or ()]
     facts += [("extracted", row["extracted"]), ("reason", row["reason"])]
     facts += [("detail", row["detail"]), ("verifier", row["verifier"])]
@@ -182,11 +189,14 @@ def verdict_html(row: Row) -> str:
 
 
 def cut(text: str) -> str:
+    """Truncate a text after `_MAX_CHARACTERS` characters, and append the number of omitted ones."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     return f"{text[:_MAX_CHARACTERS]} … {len(text) - _MAX_CHARACTERS:,} more characters"
 
 
+# Control, zero-width and bidirectional characters can hide or reorder text (CVE-2021-42574).
+# A policy may use them against a verifier, so a reader must see them.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )

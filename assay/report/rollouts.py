@@ -1,4 +1,4 @@
-"""Select rollouts of a run and format them as terminal text or as plain rows."""
+"""Selection of a run's rollouts, as text for a terminal or as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from assay.report.selection import ORDERS, Selection
 
 Kind = Literal["worst", "best", "failed", "not_judged", "longest", "flipped"]
 Row = Mapping[str, Any]
-# Maximum length of an extracted answer in a header, in characters.
 _LONGEST = 80
+"""Maximum number of characters of an extracted answer in a header."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """Selected rollouts.
 
-    found: number of matching rollouts. why: reason for an empty selection.
+    found: number of matching rollouts, of which ``rollouts`` are the first. why: reason for an
+    empty selection.
     """
 
     rollouts: Sequence[Row]
@@ -31,7 +32,7 @@ class Reading:
     why: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return plain({"rollouts": self.rollouts, "found": self.found, "why": self.why})
 
     def __str__(self) -> str:
@@ -56,11 +57,11 @@ def read_rollouts(
 ) -> Reading:
     """Select up to ``count`` rollouts of a run.
 
-    kind: None selects the newest rollouts. ``worst`` and ``best`` select judged rollouts by reward;
-    ``failed`` and ``not_judged`` select the newest with this status; ``longest`` selects by number
-    of tokens. ``flipped`` selects problems whose pass rate changed most between their first and
-    last draw, with one completion from each of the two draws. step, problem: restrict the
-    selection. Raises RunError for a problem without rollouts.
+    kind: None selects the newest rollouts. ``worst`` and ``best`` select judged rollouts by reward.
+    ``failed`` and ``not_judged`` select the newest rollouts with this status. ``longest`` selects
+    by number of tokens. ``flipped`` selects problems whose pass rate changed most between their
+    first and last draw, with one completion from each of the two draws. step, problem: select only
+    rollouts of this step or problem. Raises RunError for a problem without rollouts.
     """
     steps = run.steps(step)
     index = RolloutIndex(run.folder / "rollouts", None if step is None else steps)
@@ -76,7 +77,7 @@ def read_rollouts(
     status = kind if kind in ("failed", "not_judged") else None
     order: Any = kind if kind in ORDERS else "newest"
     places = Selection(order, status, problem=problem).places(index)
-    # Flipped problems have two rollouts each.
+    # In this order, each problem has two rollouts, and ``count`` counts problems.
     shown = places[: 2 * count if kind == "flipped" else count]
     rows = [row for row in index.rows(shown.tolist(), READABLE) if row is not None]
     for row in rows:
@@ -104,7 +105,7 @@ def _facts(row: Row) -> Iterator[str]:
         yield f"advantage {row['advantage']:+.3g}"
     injected = f" ({row['num_injected']} of them injected)" if row["num_injected"] else ""
     yield f"{row['num_tokens']} tokens{injected}, {row['finish_reason']}"
-    # For code, the extracted answer is the whole program, which the text already shows.
+    # For code problems, the extracted answer is the whole program, which the text already shows.
     if row["extracted"] is not None:
         said = repr(row["extracted"])
         yield f"extracted {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"

@@ -18,21 +18,22 @@ Order = Literal["newest", "worst", "best", "longest", "shortest", "flipped"]
 GroupKind = Literal["all_pass", "mixed", "all_fail", "not_judged"]
 ORDERS, GROUP_KINDS = get_args(Order), get_args(GroupKind)
 CONFLICT = 0.5
-"""Parts of a verdict are in conflict if two of them differ by at least this."""
+"""The components of a verdict are in conflict if two of them differ by at least this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Filters of rollouts, all of which must match, and the order of the result.
 
-    group: kind of the rollout's group. problem: id of the problem. text: in the prompt or the
-    completion, ignoring case. truncated: ended at the length limit. injected: contains tokens
-    that the policy did not sample. conflict: parts of the verdict differ by `CONFLICT` or more.
-    shows: a behavior or finding that ``assay run behaviors`` found in it.
+    group: kind of the rollout's group. problem: id of the problem. text: text within the prompt or
+    the completion, ignoring case. truncated: select completions that ended at the length limit.
+    injected: select completions with injected tokens, which the policy did not sample. conflict:
+    select verdicts whose components differ by `CONFLICT` or more. shows: name of a behavior that
+    ``assay run behaviors`` found in the completion.
 
-    order: ``worst`` and ``best`` keep judged rollouts only. ``flipped`` keeps two rollouts of each
-    problem whose pass rate changed between its first and last draw, one of each draw, the largest
-    change first. All others are ordered newest first among equals.
+    order: ``worst`` and ``best`` keep judged rollouts only. ``flipped`` keeps the problems whose
+    pass rate changed between their first and last draw, the largest change first, with one rollout
+    from each of the two draws. In all other orders, equal rollouts are ordered newest first.
     """
 
     order: Order = "newest"
@@ -51,11 +52,12 @@ class Selection:
         """Return the positions of the selected rollouts in the index's table, in order."""
         table = index.table
         places = np.flatnonzero(self._mask(table))
+        # The filters on the index are applied first, because they read no files.
         if self.shows is not None and len(places):
             places = places[self._showing(index, places)]
         if self.text and len(places):
             found = index.contains(self.text)
-            # Another thread may have refreshed the index since.
+            # Another thread may have refreshed the index between the two reads.
             if len(found) != len(table):
                 return self.places(index)
             places = places[found[places]]
@@ -64,7 +66,7 @@ class Selection:
         return _ordered(table, places, self.order)
 
     def _showing(self, index: RolloutIndex, places: np.ndarray) -> np.ndarray:
-        """Return which rollouts show a behavior, among those that the detectors have read."""
+        """Return for each rollout whether ``assay run behaviors`` found the behavior in it."""
         shown = shown_behaviors(index.folder.parent)
         steps = index.table.column("step").take(pa.array(places)).to_pylist()
         ids = index.table.column("completion_id").take(pa.array(places)).to_pylist()
@@ -90,7 +92,7 @@ class Selection:
 
 
 def _numpy(column: Any) -> np.ndarray:
-    """Convert a column; null becomes False, 0 or NaN."""
+    """Convert a column to NumPy. A null becomes False in Boolean and NaN in numeric columns."""
     if pa.types.is_boolean(column.type):
         column = column.fill_null(False)
     return column.to_numpy()
@@ -107,7 +109,7 @@ _KEYS: Mapping[str, tuple[str, int]] = {
 def _ordered(table: pa.Table, places: np.ndarray, order: str) -> np.ndarray:
     steps = _numpy(table.column("step"))
     if order == "newest":
-        # Stable: rollouts of one step keep the order of the log, and with it their groups.
+        # A stable sort keeps the groups of a step together, because the log is ordered by group.
         return places[np.argsort(-steps[places], kind="stable")]
     name, sign = _KEYS[order]
     values = _numpy(table.column(name)).astype(np.float64)
@@ -116,7 +118,7 @@ def _ordered(table: pa.Table, places: np.ndarray, order: str) -> np.ndarray:
 
 
 def flipped(table: pa.Table, places: np.ndarray) -> np.ndarray:
-    """Return the rollouts of the order ``flipped``: first draw, last draw, of each problem."""
+    """Return the rollouts in the order ``flipped``: per problem, the first and the last draw."""
     names = ("problem_id", "step", "group_id", "status")
     columns = [table.column(name).take(pa.array(places)).to_pylist() for name in names]
     rows = [row for row in zip(*columns, places, strict=True) if row[3] != "not_judged"]
@@ -141,12 +143,12 @@ def _one_of(rows: Sequence[tuple[Any, ...]], status: str) -> int:
 
 
 def selection_of(asked: Mapping[str, str]) -> Selection:
-    """Read a selection from the parameters of a URL. Unknown values select nothing special."""
+    """Read a selection from the query parameters of a URL. Invalid values are ignored."""
     read: Mapping[str, Callable[[str], Any]] = {
         "order": lambda word: word if word in ORDERS else None,
         "status": lambda word: word if word in get_args(Status) else None,
         "group": lambda word: word if word in GROUP_KINDS else None,
-        # Longer numbers do not fit into the column's type.
+        # The column of steps has 32 bits, and Arrow raises an exception for larger numbers.
         "step": lambda word: int(word) if word.isdecimal() and len(word) < 10 else None,
         "problem": str,
         "tag": str,

@@ -1,4 +1,4 @@
-"""What each rollout shows, as ``assay run behaviors`` found it, for the filter of the viewer."""
+"""Behaviors of single rollouts, as found by ``assay run behaviors``, for the viewer's filter."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from pathlib import Path
 from assay.report.behavior_charts import COMPLETIONS, FOLDER, TRAINING
 
 Shown = Mapping[tuple[int, str], frozenset[str]]
-"""Names by step and id of the completion."""
+"""Names of behaviors by (step, completion id)."""
 
 
 def shown_behaviors(run: Path) -> Shown:
-    """Return what each rollout of a run shows; empty without a file. Damaged lines are left out."""
+    """Return the behaviors of each training rollout; empty without results.
+
+    Damaged lines of the results are skipped.
+    """
     path = run / FOLDER / COMPLETIONS
     try:
         seen = os.stat(path)
     except OSError:
         return {}
+    # The cache is keyed by time and size of the file, so that new results are read.
     return _read(path, (seen.st_mtime_ns, seen.st_size))
 
 

@@ -1,4 +1,4 @@
-"""The table type that `load_run` and `judge` return: rows with columns, for notebooks."""
+"""The table type of `load_run` and `judge`: rows with named columns, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 20
 _SHOWN_CHARACTERS = 2000
-# Width to which a column shrinks in a terminal while other columns need space, in characters.
 _NARROW = 24
+"""Width of a column in a terminal while other columns need space, in characters."""
 
 
 class Table(Sequence[Mapping[str, Any]]):
-    """A sequence of rows, each a mapping. Rows may have different columns.
+    """A sequence of rows. Each row is a mapping, and rows may have different columns.
 
     ``table[3]`` returns a row, ``table[2:5]`` a table, and ``table["reward"]`` a column as a list,
-    with None for rows that lack the column. Notebooks and `print` show the first rows.
+    with None for rows without this column. Notebooks and `print` show the first 20 rows.
 
         run = assay.load_run("runs/first")
         run.metrics["reward/mean"][-1]
@@ -38,7 +38,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns of all rows, in order of first appearance."""
+        """Names of all columns, in order of first appearance."""
         return list(dict.fromkeys(chain.from_iterable(self._rows)))
 
     def __len__(self) -> int:
@@ -75,6 +75,7 @@ class Table(Sequence[Mapping[str, Any]]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table | list) and list(self) == list(other)
 
+    # A class that defines __eq__ without __hash__ has none; this line says so to type checkers.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:
@@ -95,8 +96,8 @@ class Table(Sequence[Mapping[str, Any]]):
         return "\n".join([*lines[not names :], f"({count} rows{listed})"])
 
     def _repr_html_(self) -> str:
-        """Render the first rows as HTML."""
-        # Model text is untrusted and therefore escaped.
+        """Render the first rows as HTML for notebooks."""
+        # The CSS classes of the table keep MathJax from typesetting dollar signs in texts.
         columns = self.columns
         head = "".join(f"<th>{_safe(name)}</th>" for name in columns)
         rows = [
@@ -110,7 +111,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
 
 def _sizes(wide: Sequence[int]) -> list[int]:
-    """Compute the widths of the leading columns that fit into the terminal."""
+    """Compute the widths of the first columns, as many as fit into the terminal."""
     sizes, room = list[int](), get_terminal_size().columns + 2
     for size in (min(one, _NARROW) + 2 for one in wide):
         if sizes and size > room:

@@ -1,8 +1,8 @@
-"""Send a run's metrics, evaluations, rollouts and outcome to experiment trackers.
+"""Export of a run's metrics, evaluations, rollouts and outcome to experiment trackers.
 
-A tracker is called by a listener. The run directory therefore has every row first, and a tracker
-that raises or hangs never stops the run. An event stores the tracker's id of the run, so that a
-resumed run continues under the same id.
+A listener calls each tracker. Every row is therefore in the run directory first, and a tracker that
+raises or hangs never stops the run. An event stores the tracker's id of the run, so that a resumed
+run continues under the same id.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from assay.run.evaluations import FINISHED_EARLY, kind_of
 from assay.types import Group, Verdict
 
 OPENED = "tracker_opened"
-"""Event that stores a tracker's id of the run."""
+"""Kind of the event that stores a tracker's id of the run."""
 GOOD_ENDS = ("finished", FINISHED_EARLY, "max_minutes", "interrupted", "stopped early")
-"""Reasons of a regular end of a run."""
+"""End reasons of a run that a tracker shows as a success."""
 
 Rollout = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ Rollout = Mapping[str, Any]
 class Place:
     """Arguments for opening a tracker.
 
-    known: id that the tracker gave the run at an earlier start; None for a new run. step: the last
+    folder: run directory. known: the tracker's id of a resumed run; None for a new run. step: last
     finished step.
     """
 
@@ -62,7 +62,7 @@ class Place:
 
 
 class Tracker(Protocol):
-    """One run in one tracker, constructed from a `Place`.
+    """Connection of a run to one tracker, constructed from a `Place`.
 
     id: the tracker's id of the run. where: URL or path of the run in the tracker.
     """
@@ -75,16 +75,16 @@ class Tracker(Protocol):
         ...
 
     def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Log rollouts of a step."""
+        """Log a sample of a step's rollouts."""
         ...
 
     def end(self, reason: str, is_good: bool) -> None:
-        """Finish, and send all buffered data."""
+        """Mark the run as ended, and send all buffered data."""
         ...
 
 
 class WandB:
-    """Weights & Biases. The step is logged as a value, because a resumed run repeats some steps."""
+    """Weights & Biases. The step is logged as a metric, which serves as the horizontal axis."""
 
     def __init__(self, place: Place) -> None:
         wandb = importlib.import_module("wandb")
@@ -100,9 +100,12 @@ class WandB:
             mode="offline" if log.offline else None,
             dir=str(place.folder),
             config=place.config.model_dump(mode="json", exclude_none=True),
+            # A resumed run may have changed settings, which W&B refuses by default.
             allow_val_change=True,
+            # By default W&B captures the terminal output of the whole process.
             settings=wandb.Settings(console="off", silent=True),
         )
+        # A resumed run repeats some steps, and W&B drops rows whose own step does not increase.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.id = self._run.id
@@ -122,14 +125,12 @@ class WandB:
 
 
 class TensorBoard:
-    """TensorBoard event files in the run's directory. Repeated steps of a resumed run are replaced.
-
-    Rollouts are logged as text, because TensorBoard has no tables.
-    """
+    """TensorBoard event files in the run directory. Rollouts are logged as text."""
 
     def __init__(self, place: Place) -> None:
         writer = importlib.import_module(_MODULES["tensorboard"]).SummaryWriter
         folder = place.folder / "tensorboard"
+        # A resumed run repeats some steps; TensorBoard then hides the old values from this step on.
         purge = place.step + 1 if place.known else None
         self._writer = writer(str(folder), purge_step=purge)
         if not place.known:
@@ -139,9 +140,11 @@ class TensorBoard:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        # By default the writer flushes every two minutes, which is too slow to watch a run.
         self._writer.flush()
 
     def show(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        # TensorBoard has no tables.
         shown = "\n\n".join(
             "\n".join(f"{name}: {value}" for name, value in rollout.items()) for rollout in rollouts
         )
@@ -153,7 +156,7 @@ class TensorBoard:
 
 
 class Trackio:
-    """Trackio, with files on this machine or in a space of the hub (TRACKIO_SPACE_ID).
+    """Trackio, with files on this machine or in a Hugging Face Space (TRACKIO_SPACE_ID).
 
     New spaces are private. A resumed run continues the newest Trackio run of the same name.
     """
@@ -161,10 +164,11 @@ class Trackio:
     def __init__(self, place: Place) -> None:
         self._trackio = importlib.import_module("trackio")
         log = place.log
+        # Trackio has no offline option: without these variables it writes local files only.
         if log.offline:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)
-        # Trackio prints to standard output, which is reserved for results.
+        # Trackio prints messages to standard output, which is reserved for results.
         with redirect_stdout(sys.stderr):
             self._run = self._trackio.init(
                 project=log.project,
@@ -173,6 +177,7 @@ class Trackio:
                 resume="allow" if place.known else "never",
                 config=settings_of(place.config),
                 private=True,
+                # The dashboard would otherwise open in the output of a notebook cell.
                 embed=False,
             )
         self.id, self.where = self._run.name, f"trackio show --project {log.project!r}"
@@ -191,17 +196,19 @@ class Trackio:
 
 
 class MLflow:
-    """MLflow, with the server or folder that MLFLOW_TRACKING_URI names."""
+    """MLflow, with the server or database in MLFLOW_TRACKING_URI."""
 
     def __init__(self, place: Place) -> None:
         mlflow = importlib.import_module("mlflow")
         log = place.log
         if log.offline:
+            # Absolute paths: MLflow resolves relative ones in the working directory of its reader.
             here = place.folder.parent.absolute()
             mlflow.set_tracking_uri(f"sqlite:///{here / 'mlflow.db'}")
             if mlflow.get_experiment_by_name(log.project) is None:
                 mlflow.create_experiment(log.project, (here / "mlartifacts").as_uri())
         experiment = mlflow.set_experiment(log.project).experiment_id
+        # A client, because the fluent API logs to an implicit active run that user code may change.
         self._client, self._entities = mlflow.MlflowClient(), mlflow.entities
         if place.known is None:
             tags = {"mlflow.runName": place.name, **({"group": log.group} if log.group else {})}
@@ -210,6 +217,7 @@ class MLflow:
             self._log_settings(settings_of(place.config))
         else:
             self.id = place.known
+            # The earlier start has ended the run, and this call reopens it.
             self._client.set_terminated(self.id, "RUNNING")
         self.where = f"{mlflow.get_tracking_uri()}, run {self.id}"
 
@@ -239,7 +247,7 @@ class MLflow:
 
 
 _MLFLOW_LONGEST, _MLFLOW_PARAMS = 500, 100
-"""Maximum length of a parameter value, and maximum number of parameters per call."""
+"""MLflow's limits: characters of a parameter value, and parameters of one call of log_batch."""
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. /]", re.ASCII)
 """Characters that MLflow does not allow in metric names."""
 
@@ -261,24 +269,27 @@ def check_trackers(log: LogConfig) -> None:
     """
     for name in log.to:
         found = PathFinder.find_spec(name)
-        # A folder named like the library, such as W&B's own output, is not the library.
+        # A folder with the library's name, such as W&B's output folder ``wandb``, has no origin.
         if found is None or found.origin is None:
             raise MissingExtra.of(name, name, f'log.to = ["{name}"]')
-        # Imported in this thread, because concurrent imports of a library can fail.
+        # Imported here, in the main thread: listener threads would import concurrently,
+        # and concurrent imports of one library can fail.
         try:
             importlib.import_module(_MODULES.get(name, name))
-        except Exception as error:  # of the tracker
+        # A broken installation may raise anything.
+        except Exception as error:
             raise UserError(f"log.to: {name} cannot be imported ({cause(error)})") from error
     if "wandb" in log.to and not log.offline and os.environ.get("WANDB_MODE", "online") == "online":
         try:
             importlib.import_module("wandb").login(verify=False)
-        except Exception as error:  # w&B has no API key and no terminal to ask for one
+        # W&B raises its own exceptions if there is neither an API key nor a terminal to enter one.
+        except Exception as error:
             remedy = "run: wandb login, or set log.offline = true"
             raise UserError(f"log.to: W&B has no API key ({cause(error)}); {remedy}") from error
 
 
 def report_to_trackers(run: Run) -> None:
-    """Attach one listener per tracker in ``log.to``. A resumed run keeps its id in the tracker."""
+    """Attach one listener for each tracker in ``log.to``. A resumed run keeps its tracker ids."""
     events = read_events(run.folder / "events.jsonl")
     known = {row.get("tracker"): row.get("id") for row in events if row["kind"] == OPENED}
     for name in dict.fromkeys(run.config.log.to):
@@ -286,11 +297,13 @@ def report_to_trackers(run: Run) -> None:
 
 
 class Reporter:
-    """Listener that forwards rows to one tracker. Opens the tracker at the first row."""
+    """Listener that forwards rows to one tracker, which it opens at the first row."""
 
+    # Trackers upload buffered data at the end of a run, so they get more than the usual 5 s.
     close_seconds = 60.0
 
     def __init__(self, name: str, run: Run, known: str | None) -> None:
+        # `assay.run.listeners` names a failed listener by this attribute.
         self.__name__ = name
         self._run = run
         self._place = Place(run.folder, run.config, known, run.step)
@@ -298,6 +311,7 @@ class Reporter:
 
     def __call__(self, kind: str, row: Mapping[str, Any]) -> None:
         """Report a row of the run; see `assay.run.listeners.Listener`."""
+        # Opened in the listener's thread, so that a slow server does not delay the run.
         if self._tracker is None:
             self._tracker = self._open()
         if kind == "metrics":
@@ -324,7 +338,7 @@ class Reporter:
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Select the finite numbers of a metrics row, without the step."""
+    """Select the finite numbers of a row of metrics, without the step."""
     return {
         name: value
         for name, value in row.items()
@@ -333,7 +347,7 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Select the numbers of an evaluation, keyed by its kind, as in ``eval/greedy/pass_at_1``."""
+    """Select the numbers of an evaluation. Keys contain its kind, as ``eval/greedy/pass_at_1``."""
     kind = kind_of(row).replace(" ", "_")
     return {
         name.replace("eval/", f"eval/{kind}/"): value for name, value in numbers_of(row).items()
@@ -343,9 +357,9 @@ def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
 def choose(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], count: int
 ) -> list[dict[str, Any]]:
-    """Choose rollouts of a step at evenly spaced ranks, from the lowest reward to the highest.
+    """Choose ``count`` rollouts of a step at evenly spaced ranks, from lowest to highest reward.
 
-    Completions that were not judged come first.
+    Completions that were not judged rank lowest.
     """
     rollouts = [
         {

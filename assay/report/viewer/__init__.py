@@ -1,1 +1,1 @@
-"""The viewer: a local web page of runs, their curves and their rollouts (`assay run view`)."""
+"""The viewer, a local web server that shows runs, curves and rollouts (``assay run view``)."""

@@ -1,4 +1,4 @@
-"""The page of one rollout: the conversation with its tokens, and the verdict."""
+"""Page of one rollout: the prompt, the turns with colored tokens, and the verdict."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from assay.types import ThinkFormat
 
 Row = Mapping[str, Any]
 NUM_SHADES = 8
-# Values of the log for each token, with a label and a function that maps them to shades from 0 to
-# 1. A shade of 0 has no color.
 COLORS = {
     "behavior_logprobs": "log-probability when sampled",
     "old_logprobs": "log-probability, learner",
@@ -27,17 +25,19 @@ COLORS = {
     "advantages": "advantage",
     "values": "critic's value",
 }
+"""Labels of the values per token by which a page can color the tokens."""
 _LOGPROBS = ("behavior_logprobs", "old_logprobs", "model_logprobs")
+# Each colored token is an HTML element with a tooltip, and browsers are slow with many elements.
 _MOST_TOKENS = 20_000
-"""Maximum number of tokens that are colored; the rest is plain text."""
+"""Maximum number of colored tokens. Further text has no color."""
 
 
 def rollout_page(
     links: Links, run: OpenedRun, step: int, id: str, color: str, model: str | None
 ) -> str | None:
-    """Render one rollout; None if the step's shard has no such completion.
+    """Render the page of one rollout; None if the step's shard does not contain it.
 
-    color: one of `COLORS`. model: path of the run's model, for its tokenizer.
+    id: completion id. color: key of `COLORS`. model: path of the run's model, for its tokenizer.
     """
     path = RolloutLog(run.folder / "rollouts").path(step)
     shard = read_columns(path, ("group_id", "completion_id", "step", "status", "reward")) or []
@@ -45,7 +45,7 @@ def rollout_page(
     table = read_shard(path, SCHEMA.names)
     if at is None or table is None or len(table) != len(shard):
         return None
-    # Only this row's tokens become Python objects.
+    # Sliced first, because a conversion of all tokens to Python objects takes seconds.
     row = table.slice(at, 1).to_pylist()[0]
     siblings = [one for one in shard if one["group_id"] == row["group_id"]]
     pieces = run.tokens.pieces(row["tokens"] or [], row["text"] or "", model)
@@ -86,7 +86,7 @@ def _facts(row: Row) -> Iterator[str]:
 
 
 def token_values(row: Row, name: str) -> list[float] | None:
-    """Return a value per token; None if the log lacks it. name: one of `COLORS`."""
+    """Return a value per token; None if the log lacks the columns. name: key of `COLORS`."""
     pairs = {
         "kl": ("old_logprobs", "ref_logprobs"),
         "mismatch": ("old_logprobs", "behavior_logprobs"),
@@ -98,13 +98,15 @@ def token_values(row: Row, name: str) -> list[float] | None:
 
 
 def shades(values: Sequence[float], name: str) -> list[int]:
-    """Return the shade of each value, from -`NUM_SHADES` to `NUM_SHADES`.
+    """Return the color shade of each value, from -`NUM_SHADES` to `NUM_SHADES`.
 
-    Log-probabilities have a fixed scale: a shade per 0.5 nats below 0, so that pages compare.
-    Other values are relative to the largest magnitude of the completion.
+    Log-probabilities have a fixed scale of one shade per 0.5 nats below 0. The scale of other
+    values ends at the largest absolute value of the completion.
     """
+    # With a fixed scale, the colors of different rollouts are comparable.
     if name in _LOGPROBS:
         return [min(NUM_SHADES, int(max(0.0, -value) / 0.5)) for value in values]
+    # NaN differs from itself, and stays uncolored.
     largest = max((abs(value) for value in values if value == value), default=0.0)
     scale = NUM_SHADES / largest if 0 < largest < float("inf") else 0.0
     return [round(value * scale) if value == value else 0 for value in values]
@@ -132,7 +134,7 @@ def _colors_html(links: Links, run: OpenedRun, row: Row, known: Sequence[str], c
 
 
 def _turns_html(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[str]:
-    """Yield the turns of a completion: sampled by the policy, or injected."""
+    """Yield the turns of a completion as HTML. A turn is either sampled or injected."""
     text = row["text"] or ""
     atoms = [*_atoms(row, pieces, color)]
     for start, end, is_sampled in _turn_spans(row, text):
@@ -141,12 +143,13 @@ def _turns_html(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[
             continue
         kind, label = ("assistant", "policy") if is_sampled else ("injected", "tool or environment")
         yield f'<div class="turn {kind}"><h3>{label}</h3><div class="text">{inner}</div></div>'
+    # The end-of-text token has no text in the completion, but has a log-probability.
     if ended := "".join(html for at, html in atoms if at >= len(text)):
         yield f'<p class="note small">end: {ended}</p>'
 
 
 def _turn_spans(row: Row, text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield (start, end, sampled) of the turns; without turns, the text is one."""
+    """Yield (start, end, is sampled) of each turn. A text without turns is one sampled turn."""
     at = 0
     for start, end in row["said"] or [(0, len(text))]:
         if at < start:
@@ -158,13 +161,14 @@ def _turn_spans(row: Row, text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _atoms(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[tuple[int, str]]:
-    """Yield (position in the text, HTML) of the smallest parts that look the same.
+    """Yield (position in the text, HTML) of consecutive spans of the text, each with one style.
 
-    With a tokenizer, a part is at most a token. Reasoning and answer are parts of their own.
+    Spans end at the borders of tokens, of turns, and between reasoning and answer.
     """
     text = row["text"] or ""
     think = ThinkFormat(**row["think"] or {})
     answer = think.answer_span(text) or (len(text), len(text))
+    # A token may extend over the border of a turn or of the answer, and is then split.
     turns = [place for start, end, _ in _turn_spans(row, text) for place in (start, end)]
     pieces = () if pieces is None else pieces[:_MOST_TOKENS]
     starts = [*accumulate(map(len, pieces), initial=0)]
@@ -189,7 +193,7 @@ def _atoms(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[tuple
 
 
 def _token_looks(row: Row, size: int, color: str) -> tuple[list[str], list[str]]:
-    """Return the CSS classes and the tooltip of each token."""
+    """Return (CSS classes, tooltips) of all tokens."""
     values = {name: found for name in COLORS if (found := token_values(row, name)) is not None}
     shade = shades(values[color], color) if color in values else []
     sampled = row["sampled"] or []

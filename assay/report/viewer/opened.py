@@ -1,7 +1,7 @@
-"""Runs that the viewer has open: their records, read again when a file changes.
+"""Open runs of the viewer. Their records are read again when a file changes.
 
-Unlike `load_run`, a damaged file does not close a run: its valid rows are shown, and the faults
-are listed in `Records.missing`.
+A damaged file raises no error here, unlike in `load_run`: its valid rows are shown, and
+`Records.missing` lists the faults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from assay.report.viewer.token_text import TokenTexts
 
 _FILES = ("config.toml", "metrics.jsonl", "evaluations.jsonl", "events.jsonl", ".lock")
 _MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
-"""Kinds of events that the curves show."""
+"""Kinds of events that are marked on the curves."""
 _MOST_FAULTS = 5
 
 Row = Mapping[str, Any]
@@ -33,9 +33,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Records:
-    """Records of a run, as far as they are whole.
+    """The readable records of a run.
 
-    version: changes with every change of the files. missing: the faults found, for the reader.
+    version: text that changes with every change of the files. missing: descriptions of damaged or
+    missing records.
     """
 
     listed: ListedRun
@@ -48,7 +49,8 @@ class Records:
 
     @cached_property
     def charts(self) -> list[Chart]:
-        """The charts of the report; empty if the records do not fit them."""
+        """The charts of the report; empty if the records have wrong types."""
+        # Rows of a damaged file may pass the checks and still fail in a chart.
         try:
             return make_charts(self)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -56,7 +58,7 @@ class Records:
             return []
 
     def marks(self) -> list[dict[str, Any]]:
-        """Return the events that the curves show: step, kind and text."""
+        """Return step, kind and text of the events that are marked on the curves."""
         return [
             {
                 "step": event.get("step") or 0,
@@ -70,7 +72,7 @@ class Records:
 
 @dataclass
 class OpenedRun:
-    """A run directory. key: the path that names it in URLs."""
+    """An open run. key: path of the run directory, which identifies the run in URLs."""
 
     key: str
     folder: Path
@@ -86,7 +88,8 @@ class OpenedRun:
         return cls(key, folder, RolloutIndex(folder / "rollouts"), TokenTexts(folder))
 
     def records(self) -> Records:
-        """Return the records, read again if a file has changed."""
+        """Return the records of the run. They are read again if a file has changed."""
+        # Taken before the read, so that a change during the read causes another read.
         version = self._version()
         with self._lock:
             if self._records is None or self._records.version != version:
@@ -124,13 +127,13 @@ def _read(folder: Path, version: str) -> Records:
 
 @dataclass
 class OpenedRuns:
-    """The runs of a viewer. places: run directories, and folders of runs."""
+    """All runs of a viewer. places: run directories, and folders that contain runs."""
 
     places: Sequence[Path]
     _open: dict[str, OpenedRun] = field(default_factory=dict[str, OpenedRun])
 
     def keys(self) -> list[str]:
-        """Return the keys of all runs that exist now."""
+        """Return the keys of all runs that currently exist below `places`."""
         found: dict[str, None] = {}
         for place in self.places:
             if (place / "config.toml").is_file():
@@ -140,17 +143,17 @@ class OpenedRuns:
         return [*found]
 
     def listed(self) -> list[ListedRun]:
-        """Return the rows of the list of runs, newest first."""
+        """Return all runs for the list page, newest first."""
         rows = [read_listed(Path(key)) for key in self.keys()]
         return sorted(rows, key=lambda one: one.start, reverse=True)
 
     def get(self, key: str) -> OpenedRun | None:
-        """Return a run; None if there is no such run among the viewer's.
+        """Return the run with a key; None if no run below `places` has this key.
 
-        A run that was open and lost its configuration stays open while its folder exists.
+        An open run without a configuration file stays open while its folder exists.
         """
         if key in self._open and (self._open[key].folder).is_dir():
             return self._open[key]
         self._open.pop(key, None)
-        # Only keys of the list: a URL must not name any other folder of the machine.
+        # A URL must not open any other folder of the machine, so only listed keys are accepted.
         return self._open.setdefault(key, OpenedRun.of(key)) if key in self.keys() else None

@@ -1,6 +1,6 @@
-"""The frame of the viewer's pages: links, navigation and the content policy.
+"""Common parts of the viewer's pages: links, navigation, and the content security policy.
 
-All text of runs and models passes through `safe`. No page loads anything from another server.
+Every text of a run or a model passes through `safe`. Pages load nothing from other servers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 from assay.report.rollout_pages import LABELS, safe
 
+# Texts of models are escaped. If an escape were missing, this policy would still block scripts.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -20,12 +21,13 @@ POLICY = (
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    # The URL holds the token.
+    # The URL contains the access token, which a Referer header would reveal.
     "referrer-policy": "no-referrer",
+    # Other websites in the same browser must not embed pages or files of the viewer.
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-# Statuses differ by symbol too, for readers who cannot tell the colors apart.
+# Each status also has a symbol, for readers who cannot distinguish the colors.
 SYMBOLS = {"passed": "✓", "failed": "✗", "not_judged": "?"}
 
 _FRAME = """<!doctype html>
@@ -59,27 +61,31 @@ _FRAME = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """URLs of the viewer. base: path with the token."""
+    """Builder of the viewer's URLs. base: URL path with the access token."""
 
     base: str
 
     def to(self, page: str, /, **parameters: Any) -> str:
-        """Return the URL of a page, escaped for an attribute. Empty parameters are left out."""
+        """Return the URL of a page, escaped for an HTML attribute. Empty parameters are omitted."""
         asked = {
             name: value for name, value in parameters.items() if value not in (None, "", False)
         }
         said = {name: "1" if value is True else value for name, value in asked.items()}
-        # errors: a file name or an id may hold bytes that UTF-8 cannot encode.
+        # A file name or an id may contain surrogates, which UTF-8 cannot encode.
         query = urlencode(said, doseq=True, errors="replace")
         return escape(f"{self.base}/{page}{f'?{query}' if query else ''}")
 
     def a(self, text: str, page: str, key: str = "", /, **parameters: Any) -> str:
-        """Return a link. text: HTML. key: keyboard shortcut."""
+        """Return an HTML link. text: HTML of the link text. key: keyboard shortcut."""
         short = f' data-key="{key}" aria-keyshortcuts="{key}"' if key else ""
         return f'<a href="{self.to(page, **parameters)}"{short}>{text}</a>'
 
     def page(self, title: str, path: Iterable[str], body: str, live: str = "") -> str:
-        """Return a whole page. path: HTML of the navigation. live: URL of the live data."""
+        """Return a complete HTML page.
+
+        path: links of the navigation, from the outermost. body: HTML of the content. live: URL from
+        which the page's script fetches new data.
+        """
         steps = [f'<a href="{escape(self.base)}/" class="brand">Assay</a>', *path]
         return _FRAME.format(
             title=safe(title), base=escape(self.base), path=" / ".join(steps), body=body, live=live
@@ -87,7 +93,7 @@ class Links:
 
 
 def notices(faults: Sequence[str]) -> str:
-    """Render what is missing from a damaged or unfinished run."""
+    """Render a list of faults, such as damaged files; empty without faults."""
     if not faults:
         return ""
     items = "".join(f"<li>{safe(fault)}</li>" for fault in faults)
@@ -95,7 +101,7 @@ def notices(faults: Sequence[str]) -> str:
 
 
 def badge(status: str) -> str:
-    """Render the status of a rollout."""
+    """Render the status of a rollout as a colored label."""
     label = LABELS.get(status, status)
     kind = status if status in LABELS else "not_judged"
     return f'<span class="badge {kind}">{SYMBOLS.get(status, "?")} {safe(label)}</span>'
@@ -109,7 +115,7 @@ def number(value: float | None, form: str = ".3g") -> str:
 
 
 def select(name: str, label: str, choices: Mapping[str, str], chosen: str) -> str:
-    """Render a drop-down list of a form. choices: label by value."""
+    """Render a drop-down list. choices: labels by value. chosen: the selected value."""
     options = "".join(
         f'<option value="{safe(value)}"{" selected" if value == chosen else ""}>'
         f"{safe(text)}</option>"

@@ -44,7 +44,7 @@ _SWITCHES = {
 
 
 def asked_of(selection: Selection) -> dict[str, Any]:
-    """Return the parameters of a URL that give this selection."""
+    """Return the URL parameters from which `selection_of` restores a selection."""
     usual = Selection()
     names = ("order", "status", "group", "step", "problem", "tag", "text", "shows", *_SWITCHES)
     return {
@@ -53,19 +53,20 @@ def asked_of(selection: Selection) -> dict[str, Any]:
 
 
 def index_notices(index: RolloutIndex) -> list[str]:
-    """Return what the index lacks: damaged shards, and shards that are not read yet."""
+    """Return a line that names the damaged shards of an index, if there are any."""
     names = ", ".join(path.name for path in index.damaged[:5])
     more = f" and {len(index.damaged) - 5} more" if len(index.damaged) > 5 else ""
     return [f"damaged files in rollouts/: {names}{more}"] if index.damaged else []
 
 
 def rollouts_page(links: Links, run: OpenedRun, selection: Selection, page: int) -> str:
-    """Render one page of the selected rollouts, with the filters."""
+    """Render one page of the selected rollouts, with the filters. page: number from 1."""
     index = run.index
     places = selection.places(index)
     last = max(1, -(-len(places) // PAGE_SIZE))
     page = min(max(page, 1), last)
     shown = places[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+    # A rollback after the last refresh of the index may have removed some of these rollouts.
     rows = [row for row in index.rows(shown.tolist(), _COLUMNS) if row is not None]
     faults = index_notices(index)
     if len(rows) < len(shown):
@@ -150,7 +151,7 @@ def _item_html(links: Links, run: OpenedRun, row: Mapping[str, Any], asked: Sele
 
 
 def _excerpt(text: str, wanted: str) -> str:
-    """Return the beginning of a text, or the part around a search text, which is marked."""
+    """Return the beginning of a text. With a search text, return its surroundings, and mark it."""
     at = text.lower().find(wanted.lower()) if wanted else -1
     start = max(0, at - _EXCERPT // 3)
     cut = text[start : start + _EXCERPT]
@@ -163,7 +164,7 @@ def _excerpt(text: str, wanted: str) -> str:
 
 
 def step_page(links: Links, run: OpenedRun, step: int | None) -> str | None:
-    """Render the groups of a step, the last one by default; None: the run has no such step."""
+    """Render the groups of a step; None if the run has no such step. step: None for the last."""
     table = run.index.table
     steps = table.column("step").unique().to_pylist()
     name, missing = safe(run.folder.name), notices(index_notices(run.index))
@@ -230,7 +231,7 @@ def _chips(
 
 
 def problem_page(links: Links, run: OpenedRun, problem: str) -> str | None:
-    """Render all draws of a problem, oldest first; None: the run has no such problem."""
+    """Render all draws of a problem, oldest first; None if the run has no such problem."""
     index = run.index
     places = Selection(problem=problem).places(index)[::-1]
     if not len(places):

@@ -1,4 +1,4 @@
-"""Pages of runs: the list, one run, and several runs side by side."""
+"""Pages of runs: the list of runs, one run, and a comparison of several runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from assay.report.viewer.page import Links, notices
 from assay.run.evaluations import lifts_of
 from assay.run.progress import format_seconds
 
+# Long runs on many actors have thousands of events, and the newest are the interesting ones.
 _MOST_EVENTS = 200
 
 
 def list_page(links: Links, runs: Sequence[ListedRun], word: str) -> str:
-    """Render the list of runs. word: filter of `ListedRun.matches`."""
+    """Render the list of runs. word: filters for `ListedRun.matches`, separated by spaces."""
     shown = [one for one in runs if all(map(one.matches, word.split()))]
     head = "".join(f"<th>{name}</th>" for name in ("", "run", "state", "steps", "stage", "start"))
     rows = "".join(_row_html(links, one) for one in shown)
@@ -45,7 +46,7 @@ def _row_html(links: Links, one: ListedRun) -> str:
 
 
 def run_page(links: Links, run: OpenedRun, records: Records) -> str:
-    """Render a run: state, held-out accuracy, curves, events, settings."""
+    """Render the page of a run: state, held-out accuracy, curves, events, settings."""
     listed, last = records.listed, records.metrics[-1]["step"] if records.metrics else 0
     name = safe(listed.name)
     state = safe(listed.state + (f": {listed.why}" if listed.why else ""))
@@ -80,6 +81,7 @@ _CHARTS = (
 
 
 def _accuracy_html(records: Records) -> str:
+    # Rows of a damaged evaluations.jsonl may have values of wrong types.
     try:
         lifts = [*lifts_of(list(records.evaluations))]
     except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -118,13 +120,13 @@ def _settings_html(records: Records) -> str:
         for key, value in changed_settings(records.config)
     )
     return (
-        "<section><details><summary>Settings that are not at their default</summary>"
+        "<section><details><summary>Settings that differ from their defaults</summary>"
         f'<div class="scroll"><table><tbody>{rows}</tbody></table></div></details></section>'
     )
 
 
 def compare_page(links: Links, runs: Sequence[tuple[OpenedRun, Records]]) -> str:
-    """Render several runs side by side: curves in one frame, and the settings that differ."""
+    """Render a comparison of several runs: common charts, and the settings that differ."""
     names = "".join(
         f'<th class="run-{n}">{links.a(safe(records.listed.name), "run", run=run.key)}</th>'
         for n, (run, records) in enumerate(runs)
@@ -141,7 +143,7 @@ def compare_page(links: Links, runs: Sequence[tuple[OpenedRun, Records]]) -> str
 
 
 def _differences(runs: Sequence[tuple[OpenedRun, Records]]) -> Iterator[str]:
-    """Yield table rows: state and steps, and the settings in which the runs differ."""
+    """Yield table rows: state, steps, time and accuracy, then the settings that differ."""
     listed = [records.listed for _, records in runs]
     facts = {"state": [one.state for one in listed], "steps": [one.step for one in listed]}
     facts["time"] = [format_seconds(one.seconds) for one in listed]
@@ -159,7 +161,7 @@ def _differences(runs: Sequence[tuple[OpenedRun, Records]]) -> Iterator[str]:
 
 
 def curves(run: OpenedRun, records: Records) -> dict[str, Any]:
-    """Return the live data of a run: charts, events on them, progress and faults."""
+    """Return the data of a run that its page updates: charts, marked events, step and faults."""
     charts = [
         {
             "title": chart.title,
@@ -185,11 +187,11 @@ def curves(run: OpenedRun, records: Records) -> dict[str, Any]:
 
 
 def _trace(trace: dict[str, Any]) -> dict[str, Any]:
-    """Convert a plotly trace to the plain values that the viewer's page draws. Its name is plain
-    text again."""
+    """Convert a plotly trace to the values that the viewer's script draws."""
+    # The viewer does not load plotly, whose script has 4.8 MB.
     errors = trace.get("error_y") or {}
     found = {
-        # `charts` escapes names for plotly, which reads markup.
+        # `charts` escapes names as HTML for plotly, and the viewer's script inserts plain text.
         "name": html.unescape(str(trace.get("name", ""))),
         "x": trace["x"],
         "y": trace["y"],

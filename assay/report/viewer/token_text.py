@@ -1,4 +1,4 @@
-"""Texts of single tokens, decoded with the tokenizer that a run keeps in its checkpoints."""
+"""Texts of single tokens, decoded with the tokenizer in a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _TAIL = "\ufffd"
 
 @dataclass
 class TokenTexts:
-    """Decoder of the tokens of a run. folder: run directory."""
+    """Decoder for the tokens of a run. folder: run directory."""
 
     folder: Path
     _found: tuple[Path, Decode] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def pieces(self, tokens: Sequence[int], text: str, model: str | None) -> list[str] | None:
-        """Return the text of each token of a completion; None without a fitting tokenizer.
+        """Return the text of each token of a completion; None without a matching tokenizer.
 
-        model: path of the run's model, searched if no checkpoint has a tokenizer. The pieces are
-        checked against ``text``, so that no token is shown at a wrong place.
+        text: text of the completion. model: path of the run's model, which is used if no checkpoint
+        has a tokenizer.
         """
         decode = self._decoder(model)
         if decode is None:
             return None
         found = list(piecewise(decode, list(tokens)))
+        # A tokenizer that was changed after the run would put colors on wrong characters.
         return found if "".join(found).startswith(text) else None
 
     def _decoder(self, model: str | None) -> Decode | None:
@@ -49,18 +50,20 @@ class TokenTexts:
                 continue
             try:
                 tokenizer: Any = Tokenizer.from_file(str(path))
-            except Exception:  # Tokenizers raises Exception itself for a damaged file
+            # The tokenizers library raises the base class for a damaged file.
+            except Exception:
                 continue
             yield path, partial(tokenizer.decode, skip_special_tokens=False)
 
 
 def piecewise(decode: Decode, tokens: list[int]) -> Iterator[str]:
-    """Yield the text that each token adds to the text before it.
+    """Yield the text that each token adds to the decoded text.
 
-    A token that ends inside a character adds nothing; the token that completes the character adds
-    it. Each token is decoded behind the tokens of the previous piece, because tokenizers strip the
-    space in front of the first token.
+    A token that ends inside a character adds nothing, and the token that completes the character
+    adds the whole character.
     """
+    # Tokens are decoded together with those of the previous piece, because tokenizers strip the
+    # space before the first token. Decoding all earlier tokens would take quadratic time.
     start, done = 0, 0
     for end in range(1, len(tokens) + 1):
         before, now = decode(tokens[start:done]), decode(tokens[start:end])

@@ -1,11 +1,11 @@
-"""The viewer's server: pages of runs on a loopback address, behind a random token in the URL.
+"""HTTP server of the viewer on a loopback address, protected by a random token in the URL.
 
     GET /TOKEN/           list of runs            GET /TOKEN/run        one run
-    GET /TOKEN/compare    runs side by side       GET /TOKEN/curves     live data of runs, JSON
+    GET /TOKEN/compare    several runs            GET /TOKEN/curves     live data of runs, JSON
     GET /TOKEN/rollouts   filtered rollouts       GET /TOKEN/rollout    one rollout
     GET /TOKEN/step       groups of a step        GET /TOKEN/problem    one problem in all steps
 
-It only reads. Pages name runs by their path, and only runs of the list are opened.
+The server only reads files. URLs identify a run by its path, and only listed runs can be opened.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ if TYPE_CHECKING:
 
     from assay.scale.http_server import Endpoint
 
-# Maximum time that a page waits for the index; it then shows partial results and reloads.
 INDEX_SECONDS = 0.4
-# Time slice of the background reader, between which pages may use the index.
+"""Maximum time that a page waits for the index. The page then shows partial results and reloads."""
 _SLICE = 0.05
+"""Seconds for which the background reader locks the index at a time."""
 _MOST_RUNS = 8
 _ASSETS = {"view.css": "text/css", "view.js": "text/javascript", "charts.js": "text/javascript"}
 
 
 def serve_view(places: Sequence[Path], port: int) -> None:
-    """Serve the viewer until a signal arrives. Raises UserError, also for a place without runs."""
+    """Serve the viewer until a signal arrives. Raises UserError, also for a missing folder."""
     check_extra("run view")
     for place in places:
         if not place.is_dir():
             remedy = "name yours, or train a run first"
             accepted = "a run directory, or a folder of runs"
             raise RunError(message("assay run view", str(place), accepted, remedy))
+    # Other users of the machine, and websites in the user's browser, can reach loopback ports.
     token = secrets.token_urlsafe(24)
     with bind("127.0.0.1", port, None) as listening, suppress(KeyboardInterrupt):
         say(f"open {address_of(listening)}/{token}/  (Ctrl-C ends it)")
@@ -62,7 +63,7 @@ def serve_view(places: Sequence[Path], port: int) -> None:
 
 
 class ViewServer(Server):
-    """The server application. places: run directories, and folders of runs."""
+    """The server application. places: run directories, and folders that contain runs."""
 
     accepted = "GET of a page of the viewer"
 
@@ -75,16 +76,17 @@ class ViewServer(Server):
         self._reading: set[str] = set()
 
     def authorize(self, scope: Scope, headers: Headers) -> None:
-        """Refuse paths without the token, and take the token off the path."""
+        """Refuse a URL path without the token. Remove the token from the path of the request."""
         _, _, rest = scope["path"].partition("/")
         token, _, rest = rest.partition("/")
         given = f"/{token}".encode("utf-8", "surrogateescape")
+        # A comparison in constant time, so that response times do not reveal the token.
         if not hmac.compare_digest(given, self.links.base.encode()):
             raise Refused(404, "open the URL that `assay run view` printed")
         scope["path"] = f"/{rest}"
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the pages."""
+        """Return the endpoints by method and path."""
         pages: dict[str, Callable[[QueryParams], str]] = {
             "/": self._list,
             "/run": self._run,
@@ -100,16 +102,17 @@ class ViewServer(Server):
         return found
 
     async def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop the background reader."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _page(self, render: Callable[[QueryParams], str]) -> Endpoint:
-        """Return the endpoint of a page, which renders in a thread: reading would block others."""
+        """Return the endpoint of a page. render: function of the query that returns the HTML."""
 
         async def respond(request: Request) -> Response:
             from starlette.responses import Response
 
+            # In a thread, because reading files would block all other requests.
             loop = asyncio.get_running_loop()
             status = 200
             try:
@@ -130,6 +133,7 @@ class ViewServer(Server):
         from starlette.responses import Response
 
         name = request.path_params["name"]
+        # Only known names are served, so that a name such as ".." reaches no other file.
         if name == "report.css":
             return Response(template(name), headers=HEADERS, media_type="text/css")
         if name not in _ASSETS:
@@ -145,7 +149,7 @@ class ViewServer(Server):
         loop, asked = asyncio.get_running_loop(), request.query_params.getlist("run")
         runs = [run for key in asked[:_MOST_RUNS] if (run := self.runs.get(key)) is not None]
         records = [await loop.run_in_executor(self._threads, run.records) for run in runs]
-        # A finished run's last data may still say that it runs, so the state is part of the tag.
+        # The last data may have been sent while the run was in progress, so the tag has its state.
         tag = '"' + "+".join(f"{one.version}.{one.listed.state}" for one in records) + '"'
         if records and request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={**HEADERS, "etag": tag})
@@ -162,7 +166,7 @@ class ViewServer(Server):
 
     def _run(self, asked: QueryParams) -> str:
         run = self._opened(asked)
-        # Reading begins before the reader asks for rollouts.
+        # Users usually open the rollouts next, so their index is built in advance.
         self._read_ahead(run)
         return run_views.run_page(self.links, run, run.records())
 
@@ -209,14 +213,14 @@ class ViewServer(Server):
         return run
 
     def _indexed(self, asked: QueryParams) -> OpenedRun:
-        """Return a run whose index is as new as `INDEX_SECONDS` allow."""
+        """Return a run after an update of its index of at most `INDEX_SECONDS`."""
         run = self._opened(asked)
         run.index.refresh(INDEX_SECONDS)
         self._read_ahead(run)
         return run
 
     def _read_ahead(self, run: OpenedRun) -> None:
-        """Index the rest of a run, and keep its texts for searches, in the background."""
+        """Index the remaining shards of a run, and cache its texts for searches, in a thread."""
         if run.key in self._reading or self._closing.is_set():
             return
         self._reading.add(run.key)
