@@ -1,15 +1,15 @@
-"""Choose a training method and estimate its cost before a run, without opening a model.
+"""Recommendation of a training method and estimates of its cost, without opening a model.
 
-facts.py         facts about the reward, problems, policy, verifier and machine, and their sources
-methods.toml     table of methods: rules for and against each, settings, questions, pilots
-decision.py      reads the table and applies it to facts: a recommendation and its settings
-pilot.py         a small first run, with stop and promotion criteria
-record.py        ``decision.md``: the decision of a plan or of a run, written and read
-memory.py        memory of a run, part by part
-arithmetic.py    seconds of a run from the machine's measured rates
-step_seconds.py  seconds of one training step from unit times
-devices.py       GPUs with their data sheets
-on_device.py     a run on a GPU that this machine does not have
+facts.py         Facts about the reward, problems, policy, verifier and machine.
+methods.toml     Table of methods: rules for and against each method, settings, questions, pilots.
+decision.py      Applies the table to facts: a recommended method, its settings, the reasons.
+pilot.py         A small first run, with stop and promotion criteria.
+record.py        Writes and reads ``decision.md``, the decision of a plan or of a run.
+memory.py        Estimated memory of a run, by component.
+arithmetic.py    Estimated seconds of a run, from the measured rates of the machine.
+step_seconds.py  Estimated seconds of one training step, from unit times.
+devices.py       GPUs with the figures of their data sheets.
+on_device.py     Estimates for a run on a GPU that this machine does not have.
 
 `assay.plan.measured` opens a session, measures it, and implements ``assay plan``.
 """

@@ -1,9 +1,9 @@
-"""Estimate seconds from a model's operation count and this machine's measured rates.
+"""Estimated seconds of a run, from the model's operation count and the machine's measured rates.
 
-A prompt token costs one forward pass. A learned token costs a forward and a backward pass. A
-decoding step reads all weights once and runs one forward pass for each slot. The constants below
-say which share of the rate of a large matrix product each phase reaches. ``assay plan`` times the
-loaded model instead.
+A prompt token costs one forward pass. A trained token costs a forward and a backward pass. A
+decoding step reads all weights once and runs one forward pass for each slot. Each phase reaches
+only a share of the rate of a large matrix product; these shares are constants of this module.
+``assay plan`` does not use this module, because it times the loaded model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from assay.plan.step_seconds import (
 )
 
 LONG_HOURS = 4.0
-"""Runs estimated to take longer than this get a warning that names the keys to lower."""
+"""A run with a longer estimate gets a warning that names the configuration keys to lower."""
 RATES_ALONE = "this machine's rate of matrix products alone; `assay plan` times the model"
 SHARE_LEAN, SHARE_MODULES, SHARE_DECODING = 0.5, 0.35, 0.6
 """Shares of a CPU's rate of large matrix products: an update on the lean path, an update through
@@ -32,18 +32,19 @@ Hugging Face modules, and a decoding step."""
 GPU_LEAN, GPU_MODULES, GPU_DECODING = 0.22, 0.15, 0.2
 """The same shares on a GPU. One H100 reached 0.21 and 0.25 in updates of a 0.5B model, and 0.2 in
 decoding steps of 64 and 512 completions (docs/gpu.md). The share of modules was not measured."""
-# Bytes that an optimizer step reads and writes for each trained weight.
 OPTIMIZER_BYTES = 48
-# Launch overhead of one layer in one decoding step, in seconds, on CPU and on GPU.
+"""Bytes that an optimizer step reads and writes for each trained weight, with clipping. AdamW alone
+moves 28 in float32: it reads weight, gradient, two moments, and writes all but the gradient."""
 DECODED_LAYER_SECONDS = 5e-5
+"""Launch overhead of one layer in one decoding step, in seconds, on CPU and on GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """Rates of a device: matrix-product operations per second in one dtype, and bytes read or
-    written per second.
+    """Measured rates of a device.
 
-    sure: no other process used the processor during the measurement.
+    operations: operations per second of a large matrix product in one dtype. bytes: memory
+    bandwidth in bytes per second. sure: whether the processor was otherwise idle.
     """
 
     operations: float
@@ -52,7 +53,7 @@ class MachineRates:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: str) -> MachineRates:
-        """Measure a device. The product rates of a CPU are cached (`assay.model.rates`)."""
+        """Measure a device. The rates of a CPU are cached on disk (`assay.model.rates`)."""
         rates, sure = rates_here(device)
         return cls(rates[name_of(dtype)], memory_rate(device), sure)
 
@@ -60,12 +61,12 @@ class MachineRates:
 def units_from_rates(
     config: TrainConfig, model: Any, rates: MachineRates, lean: bool = True
 ) -> UnitSeconds:
-    """Estimate the unit seconds of a model, which may be a skeleton without weights.
+    """Estimate the unit times of a model. The model may be on the meta device, without weights.
 
-    A forward pass takes 2 operations per token and weight of a matrix product. The backward pass
-    takes 4, or 2 where the weight is frozen. Attention is left out, so estimates for contexts of
-    thousands of tokens are too low. lean: whether updates use the lean decoder.
+    A forward pass takes 2 operations per token and weight. The backward pass takes 4, or 2 for a
+    frozen weight. lean: whether updates use the lean decoder.
     """
+    # Attention is not counted, so estimates are too low for contexts of thousands of tokens.
     maps, trained, size = 0, 0, 0
     embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
     # A reward model has no output embedding.
@@ -74,7 +75,7 @@ def units_from_rates(
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
         size += one.numel() * one.element_size()
-        # The input embedding is a lookup without a product; a tied embedding is also the head.
+        # The input embedding is a lookup, not a matrix product. A tied embedding is also the head.
         if one.ndim > 1 and (one is head or one is not embedding):
             maps += one.numel()
     forward = 2.0 * maps
@@ -96,11 +97,10 @@ def units_from_rates(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Upper bound on a run's duration. It assumes that every completion has the maximum length and
-    every group carries gradient.
+    """Upper bound on the duration of a run.
 
-    evaluations: seconds of all evaluations together. minutes: the configured limit of the run's
-    wall time. keys: configuration keys that shorten the run.
+    step: estimated seconds of one step. evaluations: seconds of all evaluations together. keys:
+    configuration keys that shorten the run. minutes: ``run.max_minutes``.
     """
 
     step: StepSeconds
@@ -117,7 +117,7 @@ class Expected:
 
     @property
     def shown(self) -> str:
-        """The duration in words."""
+        """The duration as text, such as ``at most about 40 minutes``."""
         if self.hours < 0.1:
             return "a few minutes"
         minutes = 60 * self.hours
@@ -131,7 +131,7 @@ class Expected:
 
     @property
     def warning(self) -> str | None:
-        """One line if the run takes longer than `LONG_HOURS`, else None."""
+        """A warning if the run may take longer than `LONG_HOURS`, else None."""
         if self.hours <= LONG_HOURS:
             return None
         return (
@@ -149,9 +149,11 @@ def expect(
 ) -> Expected | None:
     """Estimate the duration of a configured run; None for a stage whose rows were not counted.
 
-    work: row sizes of the data set, for stages that do not sample. num_heldout: problems in one
-    evaluation.
+    measured: unit times. prompt_tokens: mean length of a prompt. num_heldout: number of held-out
+    problems. work: size of the data set, for stages that do not sample.
     """
+    # An upper bound: without sampled lengths and pass rates, every completion has the maximum
+    # length, and every group carries gradient.
     if config.drawing is not None:
         slots, stage = config.engine.slots, config.drawing
         step = estimate_sampled(config, measured, prompt_tokens, (), None, None, slots)
@@ -164,6 +166,7 @@ def expect(
         return None
     asked = _evaluation_seconds(config, measured, prompt_tokens, num_heldout)
     every = config.evaluation.every
+    # One evaluation before the first step and one after the last, besides the scheduled ones.
     times = 2 + ((num_steps - 1) // every if every else 0)
     if asked * times > num_steps * step.total:
         keys += ", evaluation.max_problems"

@@ -1,7 +1,7 @@
-"""Read `methods.toml` and apply it to facts: a recommended method, its settings, and the reasons.
+"""Application of the table `methods.toml` to facts: a recommended method and its settings.
 
-Every other method is rejected with a reason. The table also holds the questions that a person is
-asked at a terminal.
+Every other method is rejected with a reason. The table also contains the questions that
+``assay plan`` asks at a terminal.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ LIMITS: Mapping[str, float] = _TABLE["limits"]
 REWARDS: Mapping[str, Sequence[str]] = _TABLE["rewards"]
 QUESTIONS: Sequence[Mapping[str, str]] = _TABLE["question"]
 KINDS: Mapping[str, str] = {m: kind for kind, of_it in _TABLE["methods"].items() for m in of_it}
-"""Kind of each method: first, supervised, preference or online."""
+"""Kind of each method: ``first``, ``supervised``, ``preference`` or ``online``."""
 TITLES: Mapping[str, str] = {m: of_it[m] for of_it in _TABLE["methods"].values() for m in of_it}
 
 GROUP_SIZES = (4, 8, 16, 32, 64)
-# Largest group size as a multiple of the group size, for prompts whose completions all fail.
 GROWTH = 4
+"""Ratio of ``rl.max_group_size`` to ``rl.group_size``. Groups grow if all completions fail."""
 KL_OF_A_COMPLETION = 10.0
-"""In nats. Beyond it, optimizing a learned reward lowers human preference (Stiennon et al., 2020,
-arXiv 2009.01325, figure 5). At the paper's KL weight of 0.05, 10 nats cost half the reward of one
-right answer."""
+"""KL divergence per completion, in nats, beyond which optimizing a learned reward lowers human
+preference (Stiennon et al. 2020, arXiv 2009.01325, figure 5). At the paper's KL weight of 0.05, 10
+nats cost half the reward of one right answer."""
 KL_OF_A_TOKEN = 0.1
-"""In nats. Upper bound on the KL limit of one token, for short completions."""
+"""Upper bound on ``guard.max_kl``, in nats per token, for short completions."""
 
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _REWARDS = {"CHECKED": CHECKED, "LEARNED": LEARNED, "ONLINE": ONLINE}
@@ -45,7 +45,12 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """A rule of the table for one method. key, value: the setting, for rows of settings."""
+    """An entry of the table, for one method.
+
+    when: condition on facts. because, source: reason and citation. rule: name of a recommending
+    rule. key, value: configuration key of a setting, and its value. do, stop, promote: texts of a
+    pilot.
+    """
 
     method: str
     when: str = ""
@@ -60,7 +65,7 @@ class MethodRow:
 
 
 def _rows(name: str) -> tuple[MethodRow, ...]:
-    """Expand a table into one row for each method that it names."""
+    """Return one row per method, from entries that may name several methods or a kind of them."""
     found: list[MethodRow] = []
     for row in _TABLE[name]:
         for method in row.pop("methods"):
@@ -74,7 +79,10 @@ RULES, OBJECTIONS, SETTINGS, PILOTS = map(_rows, ("for", "against", "set", "pilo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A method and the reason for or against it. rule: name of the rule that recommended it."""
+    """A method, with the reason to recommend or reject it.
+
+    source: citation. rule: name of the recommending rule; empty for a rejected method.
+    """
 
     name: str
     because: str
@@ -83,13 +91,13 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The method's name for people."""
+        """Display name of the method, such as ``Dr. GRPO``."""
         return TITLES[self.name]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One dotted key of the configuration, its value, and why."""
+    """A recommended value of a dotted configuration key, and the reason for the value."""
 
     key: str
     value: Any
@@ -107,11 +115,11 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The recommended method's name."""
+        """Name of the recommended method, such as ``dr_grpo``."""
         return self.recommended.name
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the decision as plain values for JSON."""
         return {
             "recommended": self.name,
             "because": self.recommended.because,
@@ -124,11 +132,9 @@ class Decision:
 
 
 def decide(facts: Facts) -> Decision:
-    """Return the method of the first rule whose condition holds, and a reason against every other
-    method.
+    """Recommend the method of the first rule whose condition holds, and reject all other methods.
 
-    If the recommended method must come first (such as a cold start), this is also the reason
-    against every method without an objection of its own.
+    A method is rejected for its first objection whose condition holds.
     """
     known = known_of(facts)
     figures = figures_of(known)
@@ -140,8 +146,7 @@ def decide(facts: Facts) -> Decision:
             continue
         row = first_row(OBJECTIONS, known, name)
         because, source = fill(row.because, figures), row.source
-        # The method's only objection is its last, unconditional one: the prerequisite is the better
-        # reason.
+        # No specific objection applies, so the unmet prerequisite is the better reason.
         if KINDS[best.name] == "first" and not row.when:
             because, source = f"not before this: {best.title} ({best.because})", best.source
         rejected.append(Finding(name, because, source))
@@ -149,8 +154,10 @@ def decide(facts: Facts) -> Decision:
 
 
 def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[Setting, ...]:
-    """Return the settings that the table gives for a method; values that depend on facts are
-    computed here."""
+    """Return the recommended settings of a method, in the order of the table.
+
+    The table lists the keys. Values that depend on facts are computed here.
+    """
     size, tokens = best_group_size(facts), facts.mean_tokens or facts.max_tokens
     most = min(KL_OF_A_TOKEN, KL_OF_A_COMPLETION / tokens)
     values = {
@@ -177,10 +184,10 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 
 
 def best_group_size(facts: Facts) -> int:
-    """Return the smallest group size, at least the current one, at which enough groups have both
-    passed and failed completions.
+    """Return the smallest group size at which enough groups are mixed.
 
-    Without pass rates, or if no larger size helps, return the current size.
+    A mixed group has both passed and failed completions. The size is at least the current size.
+    Without pass rates, or if no larger size has enough mixed groups, return the current size.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]
     enough = (size for size in sizes if (facts.mixed_share(size) or 0) >= LIMITS["FEW_MIXED"])
@@ -188,14 +195,14 @@ def best_group_size(facts: Facts) -> int:
 
 
 def reason_of(rule: str, facts: Facts) -> str | None:
-    """Return the reason of the named rule if its condition holds, else None."""
+    """Return the reason text of a rule if the rule's condition holds, else None."""
     known = known_of(facts)
     row = next(row for row in RULES if row.rule == rule)
     return fill(row.because, figures_of(known)) if holds(row.when, known) else None
 
 
 def known_of(facts: Facts) -> dict[str, Any]:
-    """Return the facts and values derived from them, under the names of the table's conditions."""
+    """Return the facts and derived values, under the names that conditions of the table use."""
     attempts, success = 1, facts.pass_at_1
     if facts.pass_at_k is not None and facts.num_samples > 1:
         attempts, success = facts.num_samples, facts.pass_at_k
@@ -209,6 +216,7 @@ def known_of(facts: Facts) -> dict[str, Any]:
         room = facts.memory_mib - facts.base_mib
     if facts.hours is not None and facts.seconds_per_step:
         steps = 3600 * facts.hours / facts.seconds_per_step
+    # A low pass@1 is not hopeless, because a group has several attempts, so only a rate of 0 is.
     hopeless = LIMITS["HOPELESS_AT_K"] if attempts > 1 else 1e-12
     return {
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
@@ -235,13 +243,13 @@ def known_of(facts: Facts) -> dict[str, Any]:
 def first_row(
     rows: Sequence[MethodRow], known: Mapping[str, Any], method: str | None = None
 ) -> MethodRow:
-    """Return the first row whose condition holds, for one method or for any."""
+    """Return the first row whose condition holds, of one method or of all methods."""
     return next(row for row in rows if method in (None, row.method) and holds(row.when, known))
 
 
 def holds(when: str, known: Mapping[str, Any]) -> bool:
-    """Whether all comparisons of a condition hold. A comparison with an unknown fact counts as
-    false."""
+    """Whether all comparisons of a condition hold."""
+    # A comparison with an unknown fact is false, so that unknown facts decide nothing.
     return not when or all(_compare(one.split(), known) for one in when.split(" and "))
 
 
@@ -264,7 +272,7 @@ def _compare(words: Sequence[str], known: Mapping[str, Any]) -> bool:
 
 
 def fill(text: str, figures: Mapping[str, str | None]) -> str:
-    """Fill the figures into a text. [a|b]: the first alternative whose figures are all known."""
+    """Fill figures into a text. ``[a|b]`` becomes the first alternative without unknown figures."""
 
     def choose(option: re.Match[str]) -> str:
         for part in option[1].split("|"):
@@ -276,14 +284,14 @@ def fill(text: str, figures: Mapping[str, str | None]) -> str:
 
 
 def figures_of(known: Mapping[str, Any]) -> dict[str, str | None]:
-    """Format the facts and the limits as text; None for an unknown value."""
+    """Format all facts and limits as text. Unknown values are None."""
     found = {name: _shown(name, value) for name, value in known.items()}
     shares = {name: percent(limit) for name, limit in LIMITS.items() if limit < 1}
     return {**{name: number(limit) for name, limit in LIMITS.items()}, **shares, **found}
 
 
 def _shown(name: str, value: Any) -> str | None:
-    # A size of 0 means that it was not measured.
+    # For these two sizes, 0 means that the size was not measured.
     if value is None or (name in ("reference_mib", "critic_mib") and not value):
         return None
     if name == "reward":
@@ -308,11 +316,10 @@ def number(value: Any) -> str:
 
 
 def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
-    """Ask a person for the facts that determine the method. An optional question proposes "?"
-    (unknown).
+    """Ask the questions of the table at a terminal. Optional questions accept "?" for unknown.
 
-    ask: a function with the signature of `typer.prompt`. Questions made irrelevant by earlier
-    answers are skipped.
+    ask: a function with the signature of `typer.prompt`. Questions that earlier replies make
+    irrelevant are skipped.
     """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():

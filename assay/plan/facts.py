@@ -1,4 +1,4 @@
-"""Facts that determine the choice of a method, from a configuration and from ``--fact`` options."""
+"""Facts that determine the training method, from a configuration and from ``--fact`` options."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ Reward = Literal[
     "nothing",
 ]
 CHECKED = ("answer", "tests")
-"""Reward sources that check a completion by a rule."""
+"""Sources of reward that check a completion without a model."""
 LEARNED = ("judge", "reward_model")
-"""Reward sources that ask a model."""
+"""Sources of reward that are models."""
 ONLINE = (*CHECKED, *LEARNED)
-"""Reward sources that can judge a newly sampled completion."""
+"""Sources of reward that can judge newly sampled completions."""
 SHARES = {"pass_at_1", "pass_at_k", "false_accepts", "false_rejects", "not_judged"}
 SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that determine the choice of a method; None means unknown. Shares and rates are in
-    0..1.
+    """Facts that determine the training method. Unknown facts are None; shares are in 0..1.
 
     reward: source of the reward. pass_at_k: pass@k for k = ``num_samples`` completions per problem.
-    passes: for each measured problem, (judged completions, passed completions). attacks,
-    attacks_accepted: counts of the red team. false_accepts, false_rejects: verifier errors as
-    shares of labelled wrong and right answers. reward_accuracy: agreement of a judge or a reward
-    model with people. label_noise: share of preferences with swapped labels. step_labels: whether a
-    verifier can judge single steps. shaped: whether the reward has terms other than correctness.
-    length_spread: standard deviation of completion lengths over their mean. updates_per_batch:
-    optimizer steps on one batch. policy_age: largest age of a completion, in policy versions.
-    generator_differs: another program samples (vLLM). keep_close: whether abilities of the initial
-    model must be preserved. base_mib: estimated peak memory without reference or critic.
-    reference_mib, critic_mib: additional memory of each.
+    passes: (judged completions, passed completions) of each measured problem. attacks,
+    attacks_accepted: number of attacks that the red team tried, and that the verifier accepted.
+    false_accepts, false_rejects: verifier errors as shares of labelled wrong and right answers.
+    reward_accuracy: agreement of a judge or a reward model with people. label_noise: share of
+    preferences with swapped labels. step_labels: whether a verifier can judge single steps. shaped:
+    whether the reward has terms other than correctness. length_spread: standard deviation of
+    completion lengths divided by their mean. updates_per_batch: optimizer steps on one batch.
+    policy_age: largest age of a completion, in policy versions. generator_differs: whether another
+    program samples (vLLM). experts: whether the model is a mixture of experts. keep_close: whether
+    abilities of the initial model must be preserved. base_mib: estimated peak memory without
+    reference and critic. reference_mib, critic_mib: additional memory of a reference and a critic.
 
     Raises ConfigError for a value out of its range.
     """
@@ -115,27 +115,27 @@ class Facts:
         return cls(**{**tree, "passes": passes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values that differ from their defaults, as plain values."""
+        """Return the facts that differ from their defaults, as plain values."""
         found = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         if self.passes:
             found["passes"] = [list(one) for one in self.passes]
         return found
 
     def mixed_share(self, size: int) -> float | None:
-        """Return the expected share of groups with both passing and failing completions; None:
-        unknown.
+        """Return the expected share of mixed groups; None without pass rates.
 
-        With pass rate p_i, a group of G completions of problem i is mixed with probability 1 -
-        p_i^G - (1 - p_i)^G; the share is the mean over problems. If c of n judged completions
-        passed and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for
-        pass@k (Chen et al., 2021, equation 1). For G > n, p_i is estimated as (c + 1/2) / (n + 1).
-        If only the mean pass rate is known, it replaces every p_i.
+        A group is mixed if some of its completions pass and some fail. With pass rate p, a group of
+        G completions is mixed with probability 1 - p^G - (1 - p)^G. The result is the mean over
+        problems. If c of n judged completions of a problem passed and G <= n, the unbiased estimate
+        is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for pass@k (Chen et al. 2021, arXiv 2107.03374,
+        equation 1). For G > n, p is estimated as (c + 1/2) / (n + 1).
         """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
-        # The result is then an upper bound, because the function is concave.
+        # With the mean pass rate in place of each problem's, this is an upper bound of the share,
+        # because the probability is a concave function of p.
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
     @property
@@ -164,7 +164,7 @@ OF_VERIFIER: dict[str, Reward] = {
 
 
 def facts_of_config(config: TrainConfig) -> Facts:
-    """Read the facts that a configuration states, such as the reward source and sampling limits."""
+    """Return the facts in a configuration, such as the source of reward and the token limit."""
     found: dict[str, Any] = {
         "max_tokens": config.sampling.max_tokens,
         "memory_mib": memory_mib(),
@@ -179,7 +179,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
         found["reward"] = "pairs"
     elif config.preference is not None and config.preference.pair_sources:
         found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
-    # The stage samples completions and judges them, possibly to build preference pairs.
+    # All other stages sample completions and judge them, some to build preference pairs.
     else:
         found["reward"], found["step_labels"], found["shaped"] = reward_of(config.data.verifier)
         found["group_size"] = stage.group_size
@@ -190,7 +190,9 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Classify a verifier expression: (reward source, judges steps, has shaping terms)."""
+    """Classify a verifier expression: (source of reward, judges steps, has shaping terms)."""
+    # The first term is the correctness. A learned verifier among its alternatives can be hacked,
+    # so it determines the source.
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
@@ -200,7 +202,7 @@ def reward_of(expression: str) -> tuple[Reward, bool, bool]:
 
 
 def count_rows(config: TrainConfig) -> dict[str, Any]:
-    """Count the demonstrations or preferences of the configured stage."""
+    """Count the demonstrations or preferences of a configuration's stage. Raises UserError."""
     on_bad_row = config.data.on_bad_row
     if config.traces:
         from assay.data.traces import load_traces
@@ -218,7 +220,7 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        # Each row carries its own label, so the rows are not pairs.
+        # Rows of these kinds have a label each, so they are not pairs.
         return {"num_pairs": count, "reward": "unpaired"}
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
@@ -226,7 +228,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def known_rows(config: TrainConfig) -> dict[str, Any]:
-    """Like `count_rows`, but return an empty dict if the rows cannot be read."""
+    """Count rows as `count_rows` does, but return an empty dict if the rows cannot be read."""
+    # A decision needs no counts, and the run itself reports unreadable rows.
     try:
         return count_rows(config)
     except UserError:
@@ -234,7 +237,7 @@ def known_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def exists(config: TrainConfig) -> bool:
-    """Whether the configured model is an existing local folder. The hub is not queried."""
+    """Whether the configured model is an existing local folder, without a query to the hub."""
     path = config.model.path
     return any(Path(one).expanduser().exists() for one in (path, path.rpartition("@")[0] or path))
 
@@ -243,7 +246,7 @@ _TYPES = {field.name: str(field.type) for field in fields(Facts) if field.name !
 
 
 def parse_facts(given: Sequence[str]) -> dict[str, Any]:
-    """Parse ``name=value`` pairs. Raises UserError for an unknown name or an invalid value."""
+    """Parse facts, each as ``name=value``. Raises UserError for an unknown name or bad value."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

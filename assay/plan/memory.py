@@ -1,8 +1,8 @@
-"""Estimate the memory of a run before it starts, part by part.
+"""Estimated memory of a run before its start, by component.
 
-The peak may occur in four phases: at the start, when the engine checks its forward pass on the
-model; in generation; in a teacher's forward pass; and in an update. Each phase frees its memory
-before the next begins.
+The peak may occur in any of four phases: at the start, when the engine checks its forward pass; in
+generation; in a teacher's forward pass; and in an update. Each phase frees its memory before the
+next phase begins.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
-# The engine pads slots to a multiple of at least this number.
+# The engine pads its slots to a multiple of 8 or more.
 ROW_MULTIPLE = 8
-# Largest number of problems that an evaluation samples at once.
 MAX_PROBLEMS_AT_ONCE = 512
-# Expected padding as a share of a rectangular batch whose row lengths are spread widely.
+"""Largest number of problems that an evaluation samples at once."""
 PADDING = (1 - MUCH_SHORTER) / 2
-# Bytes per token of one cached top-k logit of a teacher, in memory and on disk.
+"""Expected padding as a share of a rectangular batch whose row lengths differ widely."""
 KEPT = 20
-# Memory that the allocator loses to fragmentation when layers run as modules, as a share of the
-# activations. glibc cuts a tensor
-# out of a block that is up to 96 bytes longer. Its thread cache keeps the rest, small objects of
-# autograd move in, and the freed block is too short for another tensor of the same size. The loss
-# varies, so this is a middle value: docs/planning.md has the measurements.
+"""Bytes per token for each cached top-k logit of a teacher, in memory and on disk."""
+# glibc allocates a tensor from a free block that is up to 96 bytes longer.
+# Its thread cache keeps the remainder, in which autograd then allocates small objects.
+# The freed block is therefore too short for another tensor of the same size.
+# The loss varies, so the share is a middle value of the measurements in docs/planning.md.
 HOLES = 0.15
-# Shapes of products in a micro-batch, each with a kernel of its own: about 70 to 100 measured.
+"""Fragmentation as a share of the activations, if layers run as Hugging Face modules."""
+# oneDNN caches a kernel per shape of a product; 70 to 100 shapes were measured per micro-batch.
 KERNELS_AT_ONCE = 100
-# Memory that the allocator holds between blocks, and that libraries use for their kernels.
 SLACK_MIB = 48.0
+"""Memory of the allocator between blocks, and of the libraries for their kernels."""
 
 ALWAYS = (
     "libraries",
@@ -75,12 +75,13 @@ UPDATE = ("gradients", "activations", "padding", "holes", "logits", "scratch")
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Estimated memory by part, in MiB, with the setting that controls each part.
+    """Estimated memory by component, in MiB.
 
-    Parts in `START`, `GENERATION`, `ASKING` and `UPDATE` exist only during that phase. A teacher
-    that is queried once, before the first step, counts in `ASKING_ONCE` (key ``asked``).
+    parts: size of each component. Components in `START`, `GENERATION`, `ASKING` and `UPDATE` exist
+    only in that phase. A teacher that is queried once, before the first step, has the key ``asked``
+    and counts in `ASKING_ONCE`. settings: configuration keys that control each component.
     workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
-    device. The total includes neither.
+    device. `total_mib` includes neither workers nor other devices.
     """
 
     parts: Mapping[str, float]
@@ -100,7 +101,7 @@ class MemoryPlan:
 
     @property
     def total_mib(self) -> float:
-        """The largest phase, in MiB."""
+        """Memory of the largest phase, in MiB."""
         return max(self.moments.values())
 
     def _sum(self, names: Sequence[str]) -> float:
@@ -133,15 +134,16 @@ def plan_memory(
     lean: bool = True,
     gpu_mib: float | None = None,
 ) -> MemoryPlan:
-    """Estimate the memory of ``config`` on a loaded model, by the parts of docs/planning.md.
+    """Estimate the memory of a configuration on a loaded model. docs/planning.md has the formulas.
 
-    prompt_tokens: length of a long prompt. has_reference: the method needs a reference model, apart
-    from ``guard.max_kl``. has_critic: the method has a critic, assumed to have the policy's size.
-    teacher: a separate model, which then is also the reference. libraries_mib: memory of the
-    interpreter and its libraries; None: this process's memory without the models. num_heldout:
-    problems of an evaluation. asked: tokens of each file that the teacher scores once, before the
-    first step; empty: the teacher stays loaded. lean: whether the probe accepted the lean path
-    (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton that this machine need not
+    prompt_tokens: length of a long prompt. has_reference: whether the method needs a reference
+    model. ``guard.max_kl`` needs one too, and is read from the configuration. has_critic: whether
+    the method has a critic, which is assumed to have the policy's size. teacher: model of the
+    teacher, which also serves as reference. libraries_mib: memory of the interpreter and its
+    libraries; None: memory of this process without the models. num_heldout: number of held-out
+    problems. asked: tokens of each file that the teacher scores once, before the first step; empty
+    if the teacher stays loaded. lean: whether the probe accepted the lean path
+    (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton, which this machine need not
     have; None: the model's own device.
     """
     if libraries_mib is None:
@@ -151,7 +153,7 @@ def plan_memory(
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    # The teacher is also the reference.
+    # The teacher also serves as the reference.
     if teacher is not None:
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
@@ -179,20 +181,20 @@ def plan_memory(
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of a model's parameters. Shared parameters count once."""
+    """Return the size of a model's parameters in bytes. Shared parameters count once."""
     return _bytes(list(model.parameters()))
 
 
 def reference_bytes(model: Any) -> int:
-    """Return the bytes of a reference, which is a copy of the trained parameters."""
+    """Return the size of a reference in bytes. A reference is a copy of the trained parameters."""
     return _bytes(_trained(model))
 
 
 def teacher_bytes(teacher: Any, model: Any) -> int:
-    """Return a teacher's bytes on the model's device: all weights, or the head if it runs
-    elsewhere."""
+    """Return the size of a teacher's weights on the model's device, in bytes."""
     if teacher is None:
         return 0
+    # Of a teacher on another device, only the output head is copied to the model's device.
     here = next(model.parameters()).device
     if next(teacher.parameters()).device == here:
         return weight_bytes(teacher)
@@ -200,7 +202,7 @@ def teacher_bytes(teacher: Any, model: Any) -> int:
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
-    """Return the bytes of a separate critic: weights, gradients and optimizer state."""
+    """Return the size of a separate critic in bytes: weights, master weights, optimizer moments."""
     layers = _critic_layers(model)
     return _bytes(layers) + sum(_state_bytes(config, layers))
 
@@ -214,19 +216,18 @@ def _trained(model: Any) -> list[Any]:
 
 
 def _critic_layers(model: Any) -> list[Any]:
-    """Return the decoder parameters that a critic copies, without adapters."""
+    """Return the decoder parameters that a critic copies. Adapters are excluded."""
     decoder = decoder_of(model)
     if not hasattr(model, "disable_adapter"):
         return list(decoder.parameters())
-    # The critic is a copy with the adapters merged into the base weights.
+    # In the critic, the adapters are merged into the base weights, and all weights are trained.
     return [p for p in decoder.parameters() if not p.requires_grad]
 
 
 def measure_libraries(model: Any, teacher: Any = None) -> float:
-    """Return this process's memory without the models' weights, in MiB; 0 if it cannot be measured.
-
-    The engine's check of its forward pass has then loaded every library that a run imports.
-    """
+    """Return the memory of this process without the models' weights, in MiB; 0 if unknown."""
+    # At the time of the call, the engine has checked its forward pass.
+    # The process has therefore loaded every library that a run imports.
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
@@ -234,7 +235,7 @@ def measure_libraries(model: Any, teacher: Any = None) -> float:
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
-    """Return the setting that controls each part."""
+    """Return the configuration keys that control the size of each component."""
     micro_batch = f"{config.stage}.max_tokens_per_micro_batch"
     slots = "engine.max_kv_mib, engine.num_slots"
     needs_none = "simpo and orpo need none"
@@ -260,7 +261,7 @@ def _settings(config: TrainConfig) -> dict[str, str]:
 
 
 def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
-    """Return the tokens of one forward pass: a micro-batch, or a whole step if that is smaller."""
+    """Return the number of tokens in a forward pass: a micro-batch, or a whole smaller step."""
     stage: Any = getattr(config, config.stage)
     device = next(model.parameters()).device.type
     tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
@@ -272,7 +273,9 @@ def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
 
 
 def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: int) -> float:
-    """Return the bytes of oneDNN's cached kernels, which multiply bfloat16 on a CPU."""
+    """Return the size of oneDNN's cached kernels in bytes, for bfloat16 on a CPU, else 0."""
+    # oneDNN caches a kernel per shape of a product, and shapes change with every micro-batch.
+    # At oneDNN's default limit of 1,024 kernels, a 0.5B model with LoRA gained about 0.9 GiB.
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.bfloat16:
         return 0.0
@@ -288,13 +291,11 @@ def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: i
 def _asking_bytes(
     config: TrainConfig, model: Any, teacher: Any, tokens: int, asked: Sequence[int]
 ) -> tuple[float, float]:
-    """Return the bytes of a teacher's forward pass on the model's device, and on the teacher's own.
-
-    Only the output of each layer is held. Cached results stay in memory until every trace of a file
-    has been scored.
-    """
+    """Return the bytes of a teacher's forward pass on the model's and on the teacher's device."""
     if teacher is None:
         return 0.0, 0.0
+    # Without gradients, only one layer's activations exist at a time.
+    # Cached logits stay in memory until every trace of a file has been scored.
     shape, one = teacher.config.get_text_config(), next(teacher.parameters())
     width, inner = shape.hidden_size, getattr(shape, "intermediate_size", None)
     heads = shape.num_attention_heads * (getattr(shape, "head_dim", None) or 0) or width
@@ -313,7 +314,7 @@ def _asking_bytes(
 def _update_parts(
     config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool, kernels: bool
 ) -> dict[str, float]:
-    """Return the bytes of an update by part, without the gradients."""
+    """Return the bytes of an update by component, without the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
@@ -328,13 +329,13 @@ def _update_parts(
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     heads = getattr(shape, "num_attention_heads", 1)
     scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
-    # Backward pass of one layer: four tensors of the MLP's width in the weights' dtype, and of the
-    # model's width three in float32 and three in that dtype.
+    # In the backward pass of a layer, four tensors have the width of the MLP, in the model's dtype.
+    # Six tensors have the model's width: three in float32, and three in the model's dtype.
     scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
     scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
     scratch += tokens * layer_bytes if checkpointed else 0
     taught = 0
-    # The teacher's logits and the hidden states they are computed from, next to the policy's.
+    # Logits and hidden states of the teacher exist at the same time as those of the policy.
     if teacher is not None:
         other = teacher.config.get_text_config()
         taught = at_once * other.vocab_size * size + tokens * other.hidden_size * size
@@ -343,7 +344,7 @@ def _update_parts(
         "activations": tokens * (kept + width * size),
         "padding": tokens * kept * PADDING,
         "holes": tokens * kept * HOLES if by_modules else 0,
-        # On CUDA the head's weight gradient is added without a tensor for the summand.
+        # On CUDA, the gradient of the head is accumulated in place, without a temporary tensor.
         "logits": (at_once + width * (device != "cuda")) * vocabulary * size + taught,
         "scratch": scratch,
     }
@@ -352,7 +353,7 @@ def _update_parts(
 def _generation_parts(
     config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int, gpu_mib: float | None
 ) -> dict[str, float]:
-    """Return the bytes of a generation by part, and of the engine's check before the first one."""
+    """Return the bytes of a generation by component, and of the engine's initial check."""
     parameter = next(model.parameters())
     on_gpu = parameter.device.type == "cuda"
     fused = on_gpu and (gpu_mib is not None or has_triton())
@@ -372,8 +373,8 @@ def _generation_parts(
     far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND
     proof = Room(Extent(far[0] + PROBE_STEPS, *far), 1, slots)
     vocabulary = model.config.get_text_config().vocab_size
-    # The logits of a step and their copy. A GPU's captured sampling also holds four float32 tensors
-    # of their size in the memory of its graph.
+    # A decoding step has the logits and a copy of them.
+    # On a GPU, the graph of the sampling step also holds four float32 tensors of the same shape.
     logits = 2 * parameter.element_size() + (16 if on_gpu else 0)
     return {
         "packed": _packed_bytes(model, fused, quarter),
@@ -384,7 +385,7 @@ def _generation_parts(
 
 
 def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
-    """Return the cache that the engine will choose, with a prompt's shapes but no memory."""
+    """Return the key-value cache that the engine will choose, without allocated memory."""
     try:
         if fused:
             return FusedCache.of(Decoder.of(model))
@@ -403,7 +404,7 @@ def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
 
 
 def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
-    """Return the key-value bytes of the slots that fit, and of one prompt being prefilled."""
+    """Return the bytes of keys and values in all slots that fit, and in one prefilled prompt."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)
     # Copies of prompts are allocated in batches of `ROWS_AT_ONCE`.
@@ -414,7 +415,7 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
 
 
 def _packed_bytes(model: Any, fused: bool, most_mib: float) -> float:
-    """Return the bytes of packed or stacked linear weights, if the engine copies them.
+    """Return the bytes of packed or stacked linear weights; 0 if the engine copies no weights.
 
     most_mib: limit of the stacked copies on a GPU.
     """
@@ -440,23 +441,23 @@ def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]
 
 
 def resident_mib() -> float | None:
-    """Return this process's resident memory after returning freed memory; None if unknown."""
-    # Only glibc has malloc_trim.
+    """Return the resident memory of this process in MiB, without freed memory; None if unknown."""
+    # malloc_trim returns freed memory to the system. Only glibc has this function.
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return _line_mib(Path("/proc/self/status"), "VmRSS:")
 
 
 def children_mib() -> float:
-    """Return the proportional memory of all descendants; a shared page is divided among
-    its users."""
+    """Return the proportional memory (PSS) of all descendant processes, in MiB."""
+    # Forked verifiers share most pages with their parent, and RSS would count these repeatedly.
     return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
 def _below(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        # The thread has ended.
+        # A thread may end between the listing and the read.
         with suppress(OSError):
             found += [int(text) for text in path.read_text(encoding="utf-8").split()]
     return [*found, *(one for child in found for one in _below(child))]
@@ -465,7 +466,7 @@ def _below(pid: int) -> list[int]:
 def _line_mib(path: Path, key: str) -> float | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    # The system is not Linux, or the process has ended.
+    # Only Linux has /proc, and a process may end before the read.
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

@@ -1,4 +1,4 @@
-"""Propose a pilot: a cheap first run, large enough to show whether the full run is worth it."""
+"""Proposal of a pilot: a cheap first run that shows whether the full run is worth its cost."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ STEPS, MIN_STEPS = 20, 5
 NUM_PROMPTS = 8
 HELD_OUT = 200
 SHARE_OF_BUDGET = 0.1
+"""Share of the available hours that a pilot may take."""
 MINUTES, MIN_MINUTES = 30.0, 5.0
+"""Time limit of a pilot without an estimate, and the least time limit."""
 SLACK = 2.0
+"""Ratio of a pilot's time limit to its estimated time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """The proposed first action. config: configuration of the pilot run, as plain values; None: the
-    pilot is no run.
+    """The proposed pilot.
 
-    completions, tokens, verifier_seconds: upper bounds of the budget. minutes: estimated wall time;
-    None: unknown. stop: conditions that end the pilot. promote: results required to continue at
-    full size.
+    config: configuration of the pilot run as plain values; None if the first action is not a run.
+    do: instructions. completions, tokens, verifier_seconds: upper bounds of the pilot's cost.
+    minutes: estimated wall time; None if unknown. stop: conditions that end the pilot. promote:
+    results required to continue with the full run.
     """
 
     config: Mapping[str, Any] | None
@@ -50,11 +53,11 @@ class Pilot:
     promote: tuple[str, ...]
 
     def toml(self) -> str:
-        """Return the configuration file's text; empty without a run."""
+        """Return the text of the configuration file; empty if the pilot is not a run."""
         return tomli_w.dumps(dict(self.config)) if self.config else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -72,8 +75,10 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Propose the pilot of a decision. config: the user's configuration, whose model, data and
-    settings the pilot keeps."""
+    """Propose the pilot for a decision.
+
+    config: the user's configuration. The pilot keeps its model, data and settings.
+    """
     facts, kind = decision.facts, KINDS[decision.name]
     if kind == "first" and decision.name != "train_reward_model":
         return _pilot(decision, None)
@@ -98,10 +103,13 @@ def _pilot(
     minutes: float | None = None,
     **shown: str | None,
 ) -> Pilot:
-    """Validate the configuration and build its pilot from the table's texts."""
+    """Validate a pilot's configuration, and add the texts of the table.
+
+    tree: the configuration as plain values. shown: further figures for the texts.
+    """
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:
-        # Apply the validation rules of the configuration.
+        # A proposed configuration that `assay train` refuses must fail here, not at the user.
         configuration.build(tree)
     row = first_row(PILOTS, known, decision.name)
     figures = figures_of(known) | {"four_times": str(4 * facts.max_tokens)} | shown
@@ -115,7 +123,9 @@ def _pilot(
 
 
 def detectable(facts: Facts) -> float:
-    """Return the gain on `HELD_OUT` problems that equals two standard errors of a difference."""
+    """Return the gain in accuracy on `HELD_OUT` problems that equals two standard errors."""
+    # The two evaluations are treated as independent, which overestimates the error of paired ones.
+    # At a rate of 0 or 1, the binomial error would be 0, so the rate is clipped.
     rate = 0.5 if facts.pass_at_1 is None else min(max(facts.pass_at_1, 0.05), 0.95)
     return 2 * (2 * rate * (1 - rate) / HELD_OUT) ** 0.5
 
@@ -132,7 +142,7 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
     if rl.get("max_group_size") is not None:
         rl["max_group_size"] = max(rl["max_group_size"], siblings)
     seconds = None
-    # Scale by the share of completions per step.
+    # The measured seconds are those of a full step, so they are scaled by the completions.
     if facts.seconds_per_step is not None and given is not None:
         share = prompts * siblings / (given.num_prompts * given.group_size)
         seconds = facts.seconds_per_step * share
@@ -161,14 +171,13 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
 
 
 def _base(config: TrainConfig | None) -> dict[str, Any]:
-    """Return the user's configuration as plain values, with a new run name and without its
-    stage."""
+    """Return the user's configuration without its stage, as plain values, with a new run name."""
     if config is None:
         return {
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    # No recommended stage uses a teacher.
+    # The pilot's stage may differ from the configured one, and no proposed stage has a teacher.
     others = {*STAGES, "teacher"}
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})
@@ -176,7 +185,8 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
 
 
 def _sources(config: TrainConfig | None, stage: str) -> list[str]:
-    """Return the row sources of the stage, or of the other stage that trains on preferences."""
+    """Return the sources of rows of a stage, from the user's configuration."""
+    # [preference] and [reward_model] train on the same rows, so either may have the sources.
     for name in (stage, *(("preference", "reward_model") if stage != "sft" else ())):
         section = getattr(config, name, None)
         if section is not None:
@@ -185,7 +195,7 @@ def _sources(config: TrainConfig | None, stage: str) -> list[str]:
 
 
 def _bound(tree: dict[str, Any], facts: Facts, minutes: float | None) -> None:
-    """Set a limit in minutes, and stricter guard thresholds."""
+    """Set a time limit and a stricter threshold of the guard in a pilot's configuration."""
     most = MINUTES if minutes is None else max(MIN_MINUTES, SLACK * minutes)
     if facts.hours is not None:
         most = min(most, max(MIN_MINUTES, 60 * facts.hours / 2))

@@ -1,7 +1,7 @@
-"""``decision.md``: the chosen optimizer and reward, rejected methods with reasons, and the outcome.
+"""``decision.md``: the chosen method and reward, rejected methods with reasons, and the outcome.
 
-The page also holds the facts, in a comment that only this module reads. A run started from a
-planned configuration therefore decides from the measured facts again.
+The page also contains the facts of the decision, in an HTML comment. A run that starts from a
+planned configuration reads the measured facts from this comment.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def decision_text(
     learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Render the page. chosen: method that the run uses; sections: (heading, text) to append."""
+    """Render the page of a decision as Markdown.
+
+    chosen, reward: method and reward of the configuration. sections: (heading, text) to append.
+    """
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
     if chosen is not None:
@@ -78,7 +81,7 @@ def decision_text(
 
 
 def facts_of_page(path: Path) -> Facts | None:
-    """Read the facts of a page written by `decision_text`; None for any other file."""
+    """Read the facts from a page that `decision_text` wrote; None for any other file."""
     for line in text_of(path).splitlines():
         if line.startswith(MARK):
             try:
@@ -89,9 +92,10 @@ def facts_of_page(path: Path) -> Facts | None:
 
 
 def reward_terms(config: TrainConfig) -> dict[str, str]:
-    """Return the user's reason for each term of the reward, and how the term could be gamed.
+    """Return for each term of the reward its need, and how a policy could game it.
 
-    Raises ConfigError for a reason that names no term.
+    The texts come from ``[verification.reasons]``. Raises ConfigError for a reason whose name is
+    not a term of the reward.
     """
     expressions = [config.data.verifier, *config.data.verifier_by_tag.values()]
     terms = (term for one in expressions for term in parse_expression(one))
@@ -111,7 +115,7 @@ def reward_terms(config: TrainConfig) -> dict[str, str]:
 
 
 def reward_section(config: TrainConfig) -> tuple[str, str]:
-    """Return the heading and the text of `reward_terms` for a page."""
+    """Return the heading and the text of the page's section on `reward_terms`."""
     lines = [f"- `{name}`: {reason}" for name, reason in reward_terms(config).items()]
     return "Terms of the reward", "\n".join(lines)
 
@@ -123,22 +127,22 @@ def _key(name: str) -> str:
 def run_decision(
     config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
 ) -> str:
-    """Render ``decision.md`` at the start of a run, from its plan's facts if there is a plan, else
-    from its configuration.
+    """Render ``decision.md`` at the start of a run, from the facts of a plan or a configuration.
 
-    The plan is read from the page next to the configuration file. That page must belong to this
-    file, or to the file whose pilot this is. Also, it must have the run's reward or recommend the
-    run's stage. Values in the configuration take precedence over planned ones.
+    The plan is the page ``decision.md`` next to the configuration file. Its facts are used only if
+    the page belongs to this configuration, or to the one whose pilot this is. The page must also
+    have the run's source of reward, or recommend the run's method.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
-    # An old page may describe another reward; its facts would then mislead.
+    # The configuration may have been edited since, and the facts of another reward would mislead.
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
         source, facts = "measured by `assay plan`", planned
         if config.rl is not None:
+            # The user may have changed these settings after the plan was made.
             names = ("group_size", "max_tokens", "updates_per_batch")
             facts = replace(planned, **{name: getattr(own, name) for name in names})
     name = config.run.name or (config_path.stem if config_path else "run")
@@ -153,16 +157,17 @@ def run_decision(
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Read the planned facts of a configuration file, or of the file whose pilot it is."""
+    """Read the planned facts of a configuration file, or of the configuration whose pilot it is."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
     return facts_of_page(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a page, unless the file belongs to someone else or to another configuration.
+    """Write a page of `assay plan`. Raises UserError if the file belongs to something else.
 
-    Raises UserError.
+    A file belongs to something else if ``assay plan`` did not write it, or wrote it for another
+    configuration. overwrite: replace the file nevertheless.
     """
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):
@@ -177,7 +182,7 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
 
 
 def owner(text: str) -> str | None:
-    """Return the configuration name in a page or a pilot; None for a text not written here."""
+    """Return the configuration's name in a decision page or a pilot; None for any other text."""
     first = text.partition("\n")[0]
     if first.startswith(PILOT_OF):
         return first.removeprefix(PILOT_OF)
@@ -185,7 +190,7 @@ def owner(text: str) -> str | None:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text; empty if the file cannot be read."""
+    """Return the text of a file; empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

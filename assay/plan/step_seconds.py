@@ -1,4 +1,4 @@
-"""Estimate the seconds of a step from the seconds of its units."""
+"""Estimated seconds of a step, from unit times (a token, a decoding step, an update)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import numpy as np
 from assay.config import TrainConfig
 
 FORWARD_SHARE = 1 / 3
-"""The forward pass as a share of forward and backward. A group without gradient needs only this
-part."""
+"""Forward pass as a share of forward and backward. A group without gradient has no backward."""
 DRAWS = 20
+"""Number of simulated generations in `decoding_steps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Estimated seconds of one step, part by part.
+    """Estimated seconds of one step, by phase.
 
-    teacher: the teacher's forward pass in each step. once: all forward passes of a teacher or a
-    reference before the first step. They are not part of the total.
+    verification: seconds in which only verifiers are busy. teacher: forward pass of the teacher.
+    once: all forward passes of a teacher or a reference before the first step, which `total` does
+    not include.
     """
 
     generation: float
@@ -37,7 +38,7 @@ class StepSeconds:
         return self.generation + self.verification + self.update + self.teacher
 
     def as_dict(self) -> dict[str, float]:
-        """Return plain values, for JSON."""
+        """Return the seconds as plain values for JSON, with their total."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
@@ -53,9 +54,9 @@ class StepSeconds:
 class UnitSeconds:
     """Measured unit times, in seconds.
 
-    begin, prompt_token, decode: start of a generation, one prompt token, one decoding step of all
-    slots. update_fixed, update_token: the fixed part of an update, and one token in it.
-    teacher_token: one token in the forward pass of a teacher or a reference.
+    begin: start of a generation. prompt_token: prefill of one prompt token. decode: one decoding
+    step of all slots. update_fixed: constant time of an update. update_token: further time of an
+    update for each token. teacher_token: one token in the forward pass of a teacher or a reference.
     """
 
     begin: float
@@ -68,12 +69,13 @@ class UnitSeconds:
 
 @dataclass(frozen=True, slots=True)
 class GivenWork:
-    """Work of a stage that trains on rows of a data set.
+    """Amount of work in a stage that trains on rows of a data set.
 
-    num_steps: steps of the run. step_tokens: tokens of a mean step in the forward and backward
-    pass; a prompt counts as often as the layout repeats it. scored: tokens that the reference
-    scores before the first step. prompt, completion, siblings: sizes of a typical row, used for
-    calibration. shares: whether a prompt is computed once for all completions of its row.
+    num_steps: number of steps. step_tokens: mean number of tokens in the forward and backward pass
+    of a step, with all copies of a prompt. scored: tokens that the reference scores before the
+    first step. prompt, completion, siblings: tokens of a prompt, tokens of a completion, and number
+    of completions of a typical row, for calibration. shares: whether all completions of a row share
+    the computation of their prompt.
     """
 
     num_steps: int
@@ -100,12 +102,13 @@ def estimate_sampled(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Estimate the seconds of a step that samples its completions (see `decoding_steps`).
+    """Estimate the seconds of a step that samples its completions.
 
-    lengths: of sampled completions; empty: all have the maximum length. mixed_share: share of
-    groups that carry gradient; None: all. Scoring by the reference, the old policy or a critic is
-    part of the update.
+    prompt_tokens: mean length of a prompt. lengths: lengths of sampled completions; empty: all
+    completions have the maximum length. verdict_seconds: mean seconds of a verdict. mixed_share:
+    share of groups that carry gradient; None: all. num_slots: slots of the engine.
     """
+    # The update includes scoring by the reference, the old policy and the critic.
     assert config.drawing is not None
     prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
@@ -124,15 +127,18 @@ def estimate_sampled(
     if verdict_seconds is not None:
         workers = config.verification.num_workers or 1
         whole = completions * verdict_seconds / workers
+        # Verdicts run during the generation, except those of the last group.
         verification = max(whole - generation, whole / prompts)
     return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
 
 
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
-    """Estimate the decoding steps until all completions end, with lengths drawn from ``lengths``.
+    """Estimate the number of decoding steps until all completions have ended.
 
-    A free slot takes the next completion. The result is the mean of `DRAWS` simulated generations.
+    The result is the mean of `DRAWS` simulated generations, with lengths drawn from ``lengths``. A
+    free slot takes the next completion.
     """
+    # A fixed seed, so that the same facts give the same plan.
     rng = np.random.default_rng(0)
     ends: list[int] = []
     for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():
@@ -146,10 +152,10 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
 def estimate_given(
     config: TrainConfig, measured: UnitSeconds, row_tokens: float, asked: int = 0
 ) -> StepSeconds:
-    """Estimate the seconds of a step that trains on tokens of a data set.
+    """Estimate the seconds of a step of ``[sft]``, ``[distill]`` or ``[pretrain]``.
 
-    row_tokens: number of prompt tokens per learned token. asked: learned tokens that the teacher
-    scores once, before the first step; 0: it scores every step.
+    row_tokens: number of prompt tokens per trained token. asked: number of trained tokens that the
+    teacher scores before the first step; 0: the teacher scores the tokens of each step.
     """
     settings = config.sft or config.distill or config.pretrain
     assert settings is not None

@@ -1,8 +1,8 @@
-"""Publish a trained model: export, merge, lineage, model card, upload.
+"""Publication of trained models: export, merge, lineage, model card, upload.
 
-export.py       write a checkpoint as a standalone Hugging Face folder
-merge.py        combine the weights of several models
-lineage.py      the chain of runs and data that a model came from
-model_card.py   the model card, written from the run's records
-publish.py      upload to a hub
+export.py       Writes a checkpoint as a Hugging Face folder or a GGUF file.
+merge.py        Combines the weights of several models.
+lineage.py      Lists the runs, verifiers and base model from which a checkpoint was made.
+model_card.py   Writes the model card from the records of a run.
+publish.py      Uploads a model to the Hugging Face Hub.
 """

@@ -1,4 +1,4 @@
-"""`assay model export`: export a run's model to a Hugging Face folder or a GGUF file."""
+"""``assay model export``: export a run's model to a Hugging Face folder or a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ def export(
     format: Literal["hf", "gguf"] = "hf",
     adapter: Path | str | None = None,
 ) -> Path:
-    """Export a run's model for serving, with adapters merged. Returns the folder or the file.
+    """Export a run's model for serving, with merged adapters. Returns the path of the export.
 
         assay.export("runs/first@best", "served")
         assay.export("runs/first@best", "served.gguf", format="gguf")
         assay.export("Qwen/Qwen3-0.6B", "served", adapter="runs/first@best")
 
-    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: path of the export; it must not
-    exist. format: ``hf`` writes a Hugging Face folder with a model card that reports the run's
+    model: ``RUN``, ``RUN@best``, ``RUN@120`` or a checkpoint. out: path of the export, which must
+    not exist. format: ``hf`` writes a Hugging Face folder with a model card that reports the run's
     results; ``gguf`` writes one file for llama.cpp and Ollama (families Llama, Mistral, Qwen2 and
-    Qwen3). adapter: folder of adapters, as in `evaluate`. With it, the model may be any base model.
+    Qwen3). adapter: folder of adapters, as in `evaluate`; the model may then be any base model.
 
     Raises UserError.
     """
+    # Late imports, because ``import assay`` must not load torch and Transformers.
     from assay.model.load import export as export_model
     from assay.release.model_card import write_card
 
     if format not in ("hf", "gguf"):
         raise UserError(message("format", repr(format), "hf or gguf"))
+    # The arguments are checked before a model is loaded, which may take minutes.
     if adapter is not None:
         check_place(str(adapter), str(adapter))
     place = Path(out).expanduser()
@@ -58,10 +60,13 @@ def export(
         return made
     from assay.model.gguf_export import write_gguf
 
+    # In the folder of the target, because a rename is atomic only within one file system.
+    # The name contains the process id, so that two exports do not remove each other's files.
     scratch = scratch_beside(place, "gguf")
     try:
         with disk_full_as(lambda: f"{place}: the disk is full; nothing was exported"):
             scratch.mkdir(parents=True)
+            # The GGUF writer reads a Hugging Face folder, so this intermediate export is needed.
             whole = export_model(folder, scratch / "hf", adapted)
             move(write_gguf(whole, scratch / "model.gguf", place.stem), place)
     finally:

@@ -1,4 +1,4 @@
-"""Lineage of a checkpoint: the base model and all intermediate runs, with hashes."""
+"""Lineage of a checkpoint: its base model and all runs in between, each with a hash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin", "config.json")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One ancestor of a checkpoint. sha256: hash of its files, or "" if they are not available."""
+    """One ancestor of a checkpoint.
+
+    kind: ``base model``, ``run``, ``verifier`` or ``checkpoint``. what: description. sha256: hash
+    of the ancestor's files, or "" if the files are not available.
+    """
 
     kind: str
     what: str
@@ -29,19 +33,21 @@ class Link:
 def lineage(run: LoadedRun, step: int) -> list[Link]:
     """List the ancestors of a checkpoint, from the base model to the checkpoint itself.
 
-    Each run contributes its configuration, its verifiers and its checkpoint. A checkpoint is
-    identified by the hash of its manifest, which lists the hashes of all its files. The base model
-    is identified by the hash of its current weights.
+    Each run contributes its configuration, its verifiers and its checkpoint. The hash of a
+    checkpoint is that of its manifest. The hash of the base model is that of its current weights.
     """
     links: list[Link] = []
+    # Edited configurations could name each other as base models, and the loop would not end.
     met: set[Path] = set()
     while True:
         met.add(run.folder.resolve())
+        # A manifest lists the hashes of all files, so hashing the weights again is not necessary.
         manifest = run.folder / "checkpoints" / f"step-{step:06d}" / MANIFEST
         links.append(Link("checkpoint", f"{run.folder.name}, step {step}", _hash([manifest])))
         links += reversed([*_made(run)])
         base = run.config.model.path
         parent = _checkpoint(base)
+        # The folder of a checkpoint is RUN/checkpoints/step-000120.
         earlier = None if parent is None else parent.parent.parent
         parent_step = None if parent is None else step_of(parent)
         if earlier is None or parent_step is None or earlier.resolve() in met:
@@ -58,9 +64,10 @@ def _made(run: LoadedRun) -> Iterator[Link]:
 
 
 def _checkpoint(name: str) -> Path | None:
-    """Find a checkpoint by name. Returns None unless it is valid and belongs to a run."""
+    """Return the checkpoint with a name; None unless it is undamaged and belongs to a run."""
     try:
         found = find_checkpoint(name)
+    # The base run may be removed or damaged, which must not prevent a release.
     except RunError:
         return None
     return found if found is not None and run_of(found) is not None else None

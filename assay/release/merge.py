@@ -1,4 +1,4 @@
-"""`assay model merge`: merge several models, and evaluate the models and the result."""
+"""``assay model merge``: merge several models, and evaluate all of them and the merged model."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from assay.training.api import open_asked
 
 @dataclass(frozen=True)
 class MergeResult:
-    """Result of a merge. model: folder of the merged model.
+    """Result of a merge.
 
-    accuracies: evaluation of each input model, then of the merged model; empty without problems.
+    model: folder of the merged model. accuracies: evaluation of each input model, then of the
+    merged model; empty without problems.
     """
 
     model: str
     accuracies: Sequence[tuple[str, Evaluation]] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the result as plain values for JSON."""
         rows = [{"model": name, **found.as_dict()} for name, found in self.accuracies]
         return {"model": self.model, "accuracies": rows}
 
@@ -58,12 +59,11 @@ def merge(
     max_problems: int | None = None,
     quiet: bool = False,
 ) -> MergeResult:
-    """Merge models into a new folder. If problems are passed, evaluate each model and the merged
-    one.
+    """Merge models into a new folder. With problems, evaluate each model and the merged model.
 
-    weights: one per model; 1 for each model by default. base: reference model of
-    ``task_arithmetic``. problems: held-out problems, sampled with the settings of the first model's
-    run. Raises UserError.
+    weights: one weight per model; by default all weights are 1. base: reference model of
+    ``task_arithmetic``. problems: held-out problems, which are sampled greedily with the other
+    settings of the first model's run. Raises UserError.
     """
     weights = list(weights) or [1.0] * len(models)
     if method not in get_args(MergeMethod):
@@ -75,6 +75,7 @@ def merge(
     with show_startup(quiet):
         loaded = {name: _load(name) for name in named}
         tensors: dict[str, Tensors] = {name: one.model.state_dict() for name, one in loaded.items()}
+        # Before any evaluation, which takes minutes: models that cannot be merged are refused.
         check_alike(tensors)
         _check_tokens(loaded)
         origin = None if base is None else tensors[base]
@@ -83,6 +84,7 @@ def merge(
             merged = merge_tensors(parts, weights, cast("MergeMethod", method), origin)
     accuracies: list[tuple[str, Evaluation]] = []
     if problems:
+        # A list of pairs, because an input model may be named "merged".
         asked = [*tensors.items(), ("merged", merged)]
         accuracies = _measured(models[0], asked, problems, max_problems, quiet)
     first = loaded[models[0]]
@@ -96,7 +98,7 @@ def merge(
 def check_request(
     models: Sequence[str], method: str, weights: Sequence[float], base: str | None
 ) -> None:
-    """Validate the arguments of `merge`. Raises ConfigError."""
+    """Check the arguments of `merge` before any model is loaded. Raises ConfigError."""
     least = 1 if method == "task_arithmetic" else 2
     if len(models) < least or (method == "slerp" and len(models) > least):
         accepted = "exactly 2" if method == "slerp" else f"at least {least}"
@@ -105,6 +107,7 @@ def check_request(
         raise ConfigError(message("merge", "a model twice", "each once; --weight says how much"))
     if len(weights) != len(models):
         raise ConfigError(message("--weight", f"{len(weights)} weights", f"{len(models)}, or none"))
+    # Sums and comparisons of NaN raise nothing, and the merged weights would be NaN.
     if not all(map(math.isfinite, weights)):
         raise ConfigError(message("--weight", list(weights), "finite numbers"))
     if method != "task_arithmetic" and (min(weights) < 0 or not sum(weights)):
@@ -117,8 +120,10 @@ def check_request(
 
 def _load(name: str) -> LoadedModel:
     place = checkpoint_of(name)
+    # In float32, because sums of bfloat16 weights would round away small differences.
     config = ModelConfig(path=str(place or name), dtype="float32")
     loaded = load_model(config, "cpu", 0)
+    # With adapters, the tensors of a model are not those of its base model. PEFT adds this method.
     if hasattr(loaded.model, "disable_adapter"):
         remedy = f"assay model export {name} FOLDER, and merge FOLDER"
         raise ModelError(message(f"merge {name}", "adapters", "whole weights", remedy))
@@ -126,10 +131,8 @@ def _load(name: str) -> LoadedModel:
 
 
 def _check_tokens(loaded: Mapping[str, LoadedModel]) -> None:
-    """Check that all tokenizers assign the same token ids. Raises ModelError.
-
-    Models of equal shape may still have different vocabularies.
-    """
+    """Raise ModelError unless all tokenizers assign the same token ids."""
+    # Models with tensors of equal shapes may still have different vocabularies.
     (first_name, first), *others = loaded.items()
     for name, other in others:
         for one, two in ((first, other), (other, first)):
@@ -145,7 +148,7 @@ def _measured(
     max_problems: int | None,
     quiet: bool,
 ) -> list[tuple[str, Evaluation]]:
-    """Evaluate each model greedily on the same problems, one after the other."""
+    """Evaluate all models greedily on the same problems, one model after another."""
     found: list[tuple[str, Evaluation]] = []
     with ExitStack() as stack:
         with show_startup(quiet):
@@ -154,6 +157,7 @@ def _measured(
         sampling = configuration.at_temperature(session.config.sampling, 0.0)
         assert session.loaded is not None
         own = session.loaded.model.state_dict()
+        # One session serves all models: their weights are loaded into its model in turn.
         for version, (name, tensors) in enumerate(models, start=1):
             given = {key: tensor.to(own[key]) for key, tensor in tensors.items()}
             Weights(version, given).load_into(session.loaded.model)

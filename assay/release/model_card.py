@@ -1,4 +1,4 @@
-"""Model card of a released model: results, training procedure and known failures."""
+"""Model card of a released model: results, lineage, training procedure and known failures."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` into the folder of an exported model. Skips models without a run.
+    """Write ``README.md`` into the folder of an exported model. A model without a run has none.
 
-    checkpoint: the run's checkpoint. base: the model that the adapters were merged into, if it is
-    not the run's own base model.
+    checkpoint: checkpoint of the run. base: model into which the adapters were merged, if it is not
+    the base model of the run.
     """
     run, step = run_of(checkpoint), step_of(checkpoint)
     if step is not None and run is not None:
@@ -51,7 +51,7 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
         "",
         f"{made}, from `{own}`.",
     ]
-    # The results below were measured on the base model of the run, not on the other model.
+    # Adapters may be merged into another base model, for which the run has no results.
     if other is not None:
         note = "The results below were measured on the run's own model."
         lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {note}"]
@@ -74,13 +74,15 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
 
 def _front_matter(run: LoadedRun, base: str) -> Iterator[str]:
     yield from ("---", "library_name: transformers")
+    # The hub links a base model by its name, so a local path must not appear here.
     if _HUB_NAME.fullmatch(base) and not Path(base).exists():
         yield f"base_model: {base}"
     yield from ("tags:", "- assay", *(["- reinforcement-learning"] if run.config.rl else []), "---")
 
 
 def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """Yield a table of accuracy at the first evaluation and at the last one up to ``step``."""
+    """Yield a table of held-out accuracy at the first evaluation and at the last up to ``step``."""
+    # Later evaluations say nothing about this checkpoint.
     kinds = {
         kind: (rows[0], [row for row in rows if row["step"] <= step][-1])
         for kind, rows in by_kind(run.evaluations).items()
@@ -112,7 +114,7 @@ class _Check(BaseModel):
 
 
 class _Gate(BaseModel):
-    """Fields of a gate result that the card shows."""
+    """Fields of a gate result that the model card shows."""
 
     passed: bool
     model: str = ""
@@ -122,7 +124,7 @@ class _Gate(BaseModel):
 
 
 def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """Yield the result of the newest gate for this checkpoint, with all its checks."""
+    """Yield the result of the newest gate of this checkpoint, with a table of its checks."""
     found = read_record(run.folder / "gates" / f"step-{step:06d}.json", _Gate)
     if found is None:
         return
@@ -163,7 +165,7 @@ def _making(run: LoadedRun, step: int) -> Iterator[tuple[str, str]]:
 
 
 def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
-    """Yield failures recorded in the run, then known false positives of its verifiers."""
+    """Yield failures that the run recorded, then known false positives of its verifiers."""
     rows = [row for row in run.metrics if row["step"] <= step]
     newest = rows[-1] if rows else {}
     for name, words in (
@@ -188,6 +190,7 @@ def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
 
 
 def _plain(value: Any) -> str:
+    # A pipe or a line break in a value would break the Markdown table.
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return " ".join(text.replace("|", "\\|").split())
 

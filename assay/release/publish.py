@@ -1,4 +1,4 @@
-"""Upload a run's model with its card to the Hugging Face hub."""
+"""Upload of a run's model, with its model card, to the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ Result = TypeVar("Result")
 def publish(model: str, name: str, out: Path | None = None, *, public: bool = False) -> str:
     """Export a run's checkpoint and upload it to the hub in one commit. Returns the page's URL.
 
-    name: OWNER/NAME, or NAME in the token's account. A new repository is private unless ``public``.
-    out: folder that keeps the exported model; temporary by default. Write permission is checked
-    before the model is loaded. Raises RunError.
+    name: OWNER/NAME, or NAME in the account of the access token. A new repository is private unless
+    ``public`` is true. out: folder that keeps the exported model; None: a temporary folder. Raises
+    RunError.
     """
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name, re.ASCII):
         raise RunError(message("--push", repr(name), "OWNER/NAME, or NAME in your own account"))
+    # Without a run there is no model card, and no evidence for the model's accuracy.
     checkpoint = checkpoint_of(model)
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a run's checkpoint, whose evidence the model card holds"
@@ -33,6 +34,7 @@ def publish(model: str, name: str, out: Path | None = None, *, public: bool = Fa
     from huggingface_hub import HfApi
 
     api = HfApi()
+    # The token and its write permission are checked before the model is loaded.
     _ask(api.whoami, name)
     place = _ask(lambda: api.create_repo(name, private=not public, exist_ok=True), name)
     what = f"Step {step_of(checkpoint)} of {checkpoint.parent.parent.name}"
@@ -50,6 +52,7 @@ def publish(model: str, name: str, out: Path | None = None, *, public: bool = Fa
 def _ask(call: Callable[[], Result], name: str) -> Result:
     try:
         return call()
-    except Exception as error:  # the hub's client raises a different type for each cause
+    # The hub's client raises many types of exceptions, also those of its HTTP library.
+    except Exception as error:
         advice = hub_advice(error) or "try again later"
         raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

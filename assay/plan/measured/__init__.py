@@ -1,6 +1,6 @@
-"""`assay plan`: open a session of the configuration, measure it, and recommend a method.
+"""``assay plan``: open a session of the configuration, measure it, and recommend a method.
 
-plan.py      the command: facts, decision, pilot, estimates, and the files it writes
-measure.py   facts of the opened model, problems and verifier
-seconds.py   step seconds, calibrated with short generations and updates
+plan.py      The command: facts, decision, pilot, estimates, and the written files.
+measure.py   Measured facts of the model, the problems and the verifier.
+seconds.py   Seconds of a step, calibrated with short generations and updates.
 """

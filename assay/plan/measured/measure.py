@@ -1,4 +1,4 @@
-"""Measure the facts of a configuration's model, problems and verifier, with a session open."""
+"""Measurement of facts about a configuration's model, problems and verifier."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
     Judged = list[tuple[Group, Sequence[Verdict]]]
 
 MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
-# No curriculum uses a negative draw number, so the random numbers differ from every training draw.
+# Sampler keys contain the draw number, and no curriculum uses a negative one.
+# The measured completions therefore differ from those of every training step.
 MEASURED_DRAW = -2
 SELF_TEST_ROWS = 40
+# Model families of Transformers name their number of experts differently.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-# Number of prompts that are tokenized to estimate lengths.
 LOOKED_AT = 64
+"""Number of prompts that are tokenized to estimate lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Estimated memory and step seconds of a configuration. seconds: None for a stage not timed.
+    """Estimated memory and step seconds of a configuration.
 
-    num_steps: steps of the whole run, if the stage is timed.
+    seconds: None for a stage that is not timed. num_steps: number of steps of the whole run, for a
+    timed stage.
     """
 
     memory: MemoryPlan
@@ -54,7 +57,7 @@ class Measured:
         return (self.num_steps * self.seconds.total + self.seconds.once) / 60
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the estimates as plain values for JSON."""
         return {
             "memory_mib": {**self.memory.parts, "total": self.memory.total_mib},
             "workers_mib": self.memory.workers_mib,
@@ -76,9 +79,10 @@ class Measured:
 def measure(
     config: TrainConfig, num_problems: int, say: Callable[[str], None]
 ) -> tuple[Facts, Measured]:
-    """Open the parts of a configuration and measure them.
+    """Open the model, the rows and the verifiers of a configuration, and measure them.
 
-    Problems are sampled at the training temperature. Raises UserError if a part cannot be opened.
+    num_problems: number of problems to sample, at the training temperature. say: receives lines of
+    progress. Raises UserError if the model, the rows or a verifier cannot be opened.
     """
     from assay.session.assemble import Problems, fit_problems, open_session, open_verifiers
     from assay.training.api import kind_of, settled
@@ -116,7 +120,7 @@ def measure(
 
 
 def sample_problems(session: Session, problems: Sequence[Problem], count: int) -> Judged:
-    """Sample the first problems and judge the completions."""
+    """Sample the first ``count`` problems and judge the completions."""
     from assay.session.evaluate import evaluate
 
     groups: Judged = []
@@ -133,7 +137,7 @@ def sample_problems(session: Session, problems: Sequence[Problem], count: int) -
 
 
 def facts_of_groups(groups: Judged) -> dict[str, Any]:
-    """Compute facts from judged completions of the base model."""
+    """Compute facts about pass rates and lengths from judged completions of the base model."""
     completions = [one for group, _ in groups for one in group.completions]
     verdicts = [one for _, of_it in groups for one in of_it]
     lengths = [len(one.tokens) for one in completions]
@@ -156,7 +160,10 @@ def facts_of_groups(groups: Judged) -> dict[str, Any]:
 
 
 def try_verifier(expression: str, seed: int) -> dict[str, Any]:
-    """Run the self-test and the red team on a built-in verifier; empty for a user's verifier."""
+    """Run the self-test and the red team on a built-in verifier, and return the facts.
+
+    For a user's verifier and for a learned verifier, the result is empty.
+    """
     name = parse_expression(expression)[0].names[0].partition("@")[0]
     if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:
         return {}
@@ -169,6 +176,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
         expected = [row["expected"] for row in labelled_rows(name)]
         for test in sampled_self_test(service, [name], SELF_TEST_ROWS, seed):
             if test.rows and not test.skipped:
+                # The test draws a sample of the rows, whose exact labels it does not return.
                 share = expected.count("failed") / max(1, len(expected))
                 num_wrong = max(1.0, share * test.rows)
                 num_right = max(1.0, test.rows - num_wrong)
@@ -176,7 +184,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
                 found["false_rejects"] = min(1.0, len(test.false_rejects) / num_right)
         try:
             team = red_team(name, service=service)
-        # The verifier has no attack suite.
+        # Not every built-in verifier has a suite of attacks.
         except VerifierError:
             return found
     return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
@@ -191,9 +199,9 @@ def measure_machine(
     lengths: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Measured]:
-    """Measure the loaded model; return its facts, and the memory and seconds of the configuration.
+    """Measure the loaded model. Return its facts, and the configuration's memory and seconds.
 
-    lengths: of sampled completions. The measurement trains the model on a few synthetic
+    lengths: lengths of sampled completions. The measurement trains the model on a few synthetic
     completions, so the model must not be used afterwards.
     """
     import torch
@@ -205,6 +213,8 @@ def measure_machine(
     config, model = session.config, cast("Any", session.loaded.model)
     looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
     prompts = sorted(len(session.renderer.render(one).tokens) for one in looked_at) or [64]
+    # Before any timing, because an update would allocate gradients and optimizer state,
+    # which would then count as memory of the libraries.
     memory = plan_memory(
         config,
         model,

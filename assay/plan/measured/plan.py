@@ -1,4 +1,4 @@
-"""``assay plan``: facts, a recommendation, a pilot, and estimates of memory and time."""
+"""``assay plan``: facts, a recommended method, a pilot, and estimates of memory and time."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ PILOT_FILE = "pilot.toml"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A recommendation, its pilot, and the estimates of the configured run.
+    """Result of ``assay plan``: a recommended method, its pilot, and estimates.
 
-    measured: a `Measured`, or None. files: files written. chosen: method of the configuration.
-    terms: the configuration's reason for each term of the reward.
+    measured: a `Measured` with the estimates of the configured run, or None. files: paths of the
+    written files. chosen: method of the configuration. terms: the configuration's reason for each
+    term of the reward.
     """
 
     decision: Decision
@@ -49,7 +50,7 @@ class Plan:
     terms: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the plan as plain values for JSON."""
         return {
             **self.decision.as_dict(),
             "chosen": self.chosen,
@@ -96,8 +97,10 @@ def plan(
 ) -> Plan:
     """Recommend a method for a configuration or for stated facts, and write ``decision.md``.
 
-    num_problems: how many to sample; 0: none; None: a default number if the model is a local
-    folder. given: facts as ``name=value``, which replace measured facts. Raises UserError.
+    num_problems: number of problems to sample; None: a default number if the model is a local
+    folder, else nothing is measured. given: facts as ``name=value``, which replace measured facts.
+    out: path of the page. ask: function that asks at a terminal, with the signature of
+    `typer.prompt`. say: receives lines of progress. Raises UserError.
     """
     stated = parse_facts(given)
     settings, measured = None, None
@@ -143,9 +146,9 @@ def _write(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, ...]:
-    """Write the page and the pilot's configuration; return their paths."""
+    """Write the decision page and the pilot's configuration. Return the paths of both files."""
     page = out or (config.parent if config is not None else Path()) / FILE
-    # A file name may contain a line break, which would end the comment and continue as TOML.
+    # A line break in a file name would end the comment in pilot.toml, and the rest would be TOML.
     title = one_line(config.name) if config is not None else "a plan"
     sections = [("Pilot", str(found.pilot))]
     toml = found.pilot.toml()
@@ -164,7 +167,7 @@ def _write(
     if toml:
         write_page(pilot, f"{PILOT_OF}{title}\n\n{toml}", overwrite)
         return page, pilot
+    # An earlier plan of the same configuration may have proposed a pilot, which is now obsolete.
     if owner(text_of(pilot)) == title:
-        # Left by an earlier plan of the same configuration; the new plan has no pilot.
         remove_file(pilot)
     return (page,)

@@ -1,8 +1,8 @@
-"""Seconds of a step, from a short calibration of this model on this machine.
+"""Seconds of a step, from a short calibration of the model on this machine.
 
-A generation prefills one prompt at a time, then takes decoding steps of all slots at equal cost. An
-update is linear in its tokens, plus a constant part (the optimizer). Two short generations and two
-small updates determine these costs.
+A generation prefills one prompt at a time, then runs decoding steps of all slots, each at the same
+cost. The time of an update is a constant (the optimizer) plus a time per token. Two short
+generations and two small updates determine these costs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ if TYPE_CHECKING:
     from assay.training.teacher_cache import CachedTeacher
 
 DECODED_STEPS = 8
+"""Maximum number of decoding steps in a timed generation."""
+# A draw number that neither training nor `assay.plan.measured.measure` uses.
 MEASURED_DRAW = -3
-# Tokens of a prompt and of a completion in the smaller update.
 SHORT = 32
-# Minimum tokens in the larger timed update.
+"""Maximum tokens of a prompt, and of a completion, in the smaller timed update."""
 ENOUGH_TOKENS = 1024
-# Maximum tokens of one group's completions in it.
+"""Minimum number of tokens in the larger timed update."""
 MOST_TOKENS = 2048
-# Number of traces that are tokenized to estimate lengths.
+"""Maximum number of tokens in the completions of one group of a timed update."""
 LOOKED_AT = 64
-# Default tokens of a prompt and a completion, if no row has a length.
+"""Number of rows that are tokenized to estimate lengths."""
 TRACE_LENGTHS = (64, 64)
+"""Tokens of a prompt and of a completion, for a data set without rows."""
 
 Learn = Callable[[Sequence[Group]], Any]
-"""A function that makes one update from groups."""
+"""A function that performs one update on groups."""
 
 
 def time_sampled(
@@ -58,8 +60,11 @@ def time_sampled(
     lengths: Sequence[int],
     teacher: AnyTeacher | None = None,
 ) -> StepSeconds:
-    """Time a learner on one update from synthetic groups. teacher: the run's teacher, if any, which
-    is queried as in a run."""
+    """Time a step that samples, with updates on synthetic groups.
+
+    prompt: tokens of a typical prompt. lengths: lengths of sampled completions. teacher: teacher of
+    the run, which is queried as in a run.
+    """
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
     from assay.session.assemble import choose_algorithm, choose_layout
@@ -95,8 +100,7 @@ def time_sampled(
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
-    """Return the mean number of tokens of a prompt, and of the text that is trained on, in the
-    first rows."""
+    """Return the mean tokens of a prompt and of a trained text, over the first `LOOKED_AT` rows."""
     columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     return prompt, completion
@@ -109,10 +113,9 @@ def time_given(
     teacher: AnyTeacher | None = None,
     asked: int = 0,
 ) -> StepSeconds:
-    """Time a learner of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows of the data's
-    mean length.
+    """Time a step of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows.
 
-    teacher, asked: see `estimate_given`.
+    prompt, completion: tokens of a synthetic row. asked: as in `estimate_given`.
     """
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
@@ -142,8 +145,7 @@ def time_given(
 
 
 def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
-    """Time a learner of preference pairs on synthetic pairs of the median length, and the policy's
-    scoring of the pairs before the first step."""
+    """Time a step of ``[preference]`` on synthetic pairs, and the initial scoring of all pairs."""
     import torch
 
     from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
@@ -175,15 +177,14 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Pack groups into one batch, in which every completion is trained on."""
+    """Pack groups into one batch. All completions of the batch are trained on."""
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
 
 
 def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
-    """Return a function that queries the teacher about groups as a run does; None without a
-    teacher."""
+    """Return a function that queries the teacher as a run does; None without a teacher."""
     from assay.learn.spans import SpanTeacher
 
     if teacher is None:
@@ -221,8 +222,7 @@ def _cached(session: Session, batch: Batch) -> CachedTeacher:
 
 
 def _lengths(session: Session) -> list[list[int]]:
-    """Return two numbers of tokens for each of the first rows: of its prompt, and of the text that
-    is trained on."""
+    """Return [tokens of the prompt, tokens of the trained text] for the first `LOOKED_AT` rows."""
     from assay.data.documents import load_documents
     from assay.data.traces import load_traces
     from assay.training.pretrain import Pieces, longest_piece
@@ -247,21 +247,20 @@ def measure_units(
     group_size: int,
     ask: Learn | None = None,
 ) -> UnitSeconds:
-    """Measure unit times on the loaded model; without problems, generation is not measured.
+    """Measure unit times on the loaded model. Without problems, generation is not timed.
 
-    ask: queries the teacher without an update. Its time is subtracted from that of ``learn``, which
-    queries the teacher too.
+    learn: performs an update. ask: queries the teacher, without an update.
     """
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
+    # ``learn`` queries the teacher too, so the time of these queries is subtracted from it.
     asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
     return UnitSeconds(*generation, fixed, token - asking, asking)
 
 
 def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[float, float, float]:
-    """Return the seconds of a start, of a prompt token and of a decoding step with all
-    slots full."""
+    """Return the seconds of a start, of a prompt token, and of a decoding step with full slots."""
     slots, sampling = session.config.engine.slots, session.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
     count = min(len(problems), -(-slots // group_size))
@@ -279,7 +278,7 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    # The update needs the generator's memory, as in a run.
+    # Updates need the memory of the generator's cache, as in a run.
     session.generator.sleep()
     return found
 
@@ -287,12 +286,12 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
 def _time_update(
     learn: Learn, prompt_tokens: int, completion_tokens: int, group_size: int
 ) -> tuple[float, float]:
-    """Return an update's constant seconds and its seconds per token, from two small updates.
+    """Return the constant seconds of an update and its seconds per token, from two small updates.
 
-    The larger update has longer rows, and more of them.
+    The larger update has more and longer rows.
     """
-    # A prompt counts once per group, so the groups have the size of the training groups, reduced to
-    # about `MOST_TOKENS` tokens if that is larger.
+    # Groups have the size of training groups, because the completions of a group share a prompt.
+    # Large groups are reduced to about `MOST_TOKENS` tokens, to limit the time of a measurement.
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
     count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
@@ -306,7 +305,7 @@ def _time_update(
         seconds.append(time.perf_counter() - started)
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
-    # An implausible slope means that other load disturbed the measurement.
+    # Other processes may disturb a measurement, which shows in an impossible slope.
     if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope
@@ -318,14 +317,15 @@ def _num_tokens(groups: Sequence[Group]) -> int:
 
 
 def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
-    """Return synthetic groups whose text, spaces, exists in any vocabulary."""
+    """Return synthetic groups with prompts and completions of given lengths."""
+    # Their text consists of spaces, which every vocabulary contains.
     problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
     made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
     return made_up.generate(problems, SamplingConfig(), siblings)
 
 
 def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
-    """Return verdicts that alternate between wrong and right, so that each group carries
-    gradient."""
+    """Return verdicts that alternate between failed and passed within each group."""
+    # A group with equal verdicts has no gradient, and its update would be faster.
     one = [Verdict.of_score(score, "calibration@1") for score in (0.0, 1.0)]
     return [[one[n % 2] for n in range(len(group.completions))] for group in groups]
