@@ -171,11 +171,12 @@ def main() -> None:
     options = parser.parse_args()
     kinds = {name: kinds_of(file) for name, file in CANARIES.items()}
     low, high = share_interval(0.05, options.gates)
-    facts = f"{options.gates} gates a row; 95 % interval of a rate of 5 %: {low:.1%} to {high:.1%}."
+    facts = f"Each row has {options.gates} simulated gates.\n"
+    facts += f"A rate of 5 % then has a 95 % interval of {low:.1%} to {high:.1%}."
     by = "studies.gate_rates"
     write_part(options.page, "equal models", [*equal_models(kinds, options.gates), "", facts], by)
     few = options.gates // 4
-    facts = f"{few} simulated gates a cell."
+    facts = f"Each cell has {few} simulated gates."
     write_part(options.page, "worse models", [*worse_models(kinds, few), "", facts], by)
     print(options.page)
 

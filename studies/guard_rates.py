@@ -207,8 +207,9 @@ def healthy_table(runs: int, perform: Perform) -> Iterator[str]:
     few, many = (share_interval(0.0, count)[1] for count in (runs, len(tasks)))
     yield ""
     yield (
-        f"{runs} runs of each size. 95 % interval of none of {runs}: up to {few:.1%}; of none of"
-        f" {len(tasks)}: up to {many:.1%}."
+        f"Each cell of one size has {runs} simulated runs, and the last column {len(tasks)}.\n"
+        f"A rate of 0 has a 95 % interval up to {few:.1%} for {runs} runs, and up to {many:.1%} for"
+        f" {len(tasks)}."
     )
 
 
@@ -232,7 +233,10 @@ def faulty_table(runs: int, perform: Perform) -> Iterator[str]:
             if side == "now" or {*cells} != {"none"}:
                 yield f"| {kind if side == 'now' else 'the same, before'} | {' | '.join(cells)} |"
     yield ""
-    yield f"{runs} runs of 30 and of 200 steps, {counted[1000]} of 1,000."
+    yield (
+        f"Each cell has {runs} simulated runs of 30 or 200 steps,"
+        f" or {counted[1000]} of 1,000 steps."
+    )
 
 
 def halving_table(runs: int, perform: Perform) -> Iterator[str]:

@@ -84,9 +84,10 @@ def table() -> str:
     lines.append(f"| all | {total.total()} | {' | '.join(cells)} | | |")
     once, twice = total.total() * WRONG_SIDE, total.total() * WRONG_SIDE**2
     lines.append(
-        f"\nAn interval misses on the wrong side in 2.5 % of cases. Of {total.total()} comparisons"
-        f" one run alone would therefore decide up to {once:.1f} wrongly, and two runs with"
-        f" independent noise {twice:.2f}. Runs that share their seeds lie between."
+        "\nA 95 % interval misses the true difference on the wrong side in 2.5 % of cases.\n"
+        f"One run alone would therefore decide up to {once:.1f} of {total.total()} comparisons"
+        f" wrongly, and two runs with independent noise {twice:.2f}.\n"
+        f"For two runs with the same seeds, the number is between {twice:.2f} and {once:.1f}."
     )
     return "\n".join(lines)
 
