@@ -53,6 +53,6 @@ def _ask(call: Callable[[], Result], name: str) -> Result:
     try:
         return call()
     # The hub's client raises many types of exceptions, also those of its HTTP library.
-    except Exception as error:
+    except Exception as error:  # from the hub client
         advice = hub_advice(error) or "try again later"
         raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

@@ -173,7 +173,7 @@ def _parts(rows: Sequence[Row], chart: Chart) -> Chart:
 
 def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
     """Plot the held-out accuracy for each tag."""
-    # Only the first kind: a line per tag and temperature would exceed the number of colors.
+    # Lines for each tag and each kind of evaluation would need too many colors.
     of_kind = next(iter(by_kind(rows).values()), [])
     flat = [{"step": row["step"], **(row.get("eval/by_tag") or {})} for row in of_kind]
     counts = Counter(tag for row in flat for tag in row if tag != "step")

@@ -94,7 +94,7 @@ class HeldOut:
         if (gain := self.paired.gain) is not None:
             return gain.value, gain.stderr
         before, after = (accuracy_of(row) or 0.0 for row in (first, last))
-        # Unpaired: the variances of two independent accuracies add up.
+        # These accuracies are not paired by problem, so their variances add up.
         errors = [row.get("eval/stderr") for row in (first, last)]
         known = [error for error in errors if error is not None]
         return after - before, sum(one**2 for one in known) ** 0.5 if len(known) == 2 else None

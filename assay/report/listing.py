@@ -271,7 +271,7 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def _same(found: Any, text: str) -> bool:
     """Whether a value equals a text, ignoring case.
 
-    A list equals the text if one of its elements does. A path also equals its last component.
+    A list matches if one of its elements equals the text, and a path if its last component does.
     """
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):

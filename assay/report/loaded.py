@@ -82,8 +82,8 @@ class LoadedRun:
         if unknown := [name for name in columns if name not in known]:
             meant = did_you_mean(unknown[0], known)
             raise RunError(message("rollouts columns", repr(unknown[0]), ", ".join(known), meant))
-        # Parquet stores columns separately. The token columns take most of a file.
-        # They are read only on request.
+        # Parquet stores columns separately. Token columns take most of a file, so they are read
+        # only if the caller requests these columns.
         needed = dict.fromkeys([*columns, "problem_id", "status", "reward", "step"])
         log = RolloutLog(self.folder / "rollouts")
         shards = map(log.path, self.steps(step))

@@ -243,7 +243,7 @@ def _decision_html(path: Path) -> str:
 
 
 def changed_settings(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of each setting that differs from its default or has none."""
+    """Yield (dotted key, value) of each setting that differs from its default or has no default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):

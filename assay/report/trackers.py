@@ -277,13 +277,13 @@ def check_trackers(log: LogConfig) -> None:
         try:
             importlib.import_module(_MODULES.get(name, name))
         # A broken installation may raise anything.
-        except Exception as error:
+        except Exception as error:  # from the tracker
             raise UserError(f"log.to: {name} cannot be imported ({cause(error)})") from error
     if "wandb" in log.to and not log.offline and os.environ.get("WANDB_MODE", "online") == "online":
         try:
             importlib.import_module("wandb").login(verify=False)
         # W&B raises its own exceptions if there is neither an API key nor a terminal to enter one.
-        except Exception as error:
+        except Exception as error:  # from W&B
             remedy = "run: wandb login, or set log.offline = true"
             raise UserError(f"log.to: W&B has no API key ({cause(error)}); {remedy}") from error
 

@@ -12,7 +12,7 @@ from assay.run.checkpoints import Stateful
 class Copied(Protocol):
     """Checkpoint component that a step changes before its optimizer update.
 
-    A curriculum is one: it changes when problems are drawn.
+    For example, a curriculum changes when problems are drawn.
     """
 
     def state_copy(self) -> Stateful:

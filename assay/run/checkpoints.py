@@ -130,7 +130,7 @@ class Checkpoints:
             except (AssayError, OSError, MemoryError):
                 raise
             # Components and their libraries raise different exceptions for a damaged file.
-            except Exception as error:
+            except Exception as error:  # from a component
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 

@@ -465,7 +465,7 @@ class Run:
             for name in ("metrics", "evaluations"):
                 self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)
             self._journals.keep("events", lambda row: True)
-            # Other changes affect neither sampling nor verdicts, so recorded rollouts stay valid.
+            # After harmless configuration changes, the recorded rollouts stay valid.
             if any(map(surroundings.is_harmful, facts["config_changes"])):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))

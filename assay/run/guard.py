@@ -81,7 +81,7 @@ class Guard:
         try:
             reason = function(run)
         # User code may raise anything. The run stops, because the user believes it is guarded.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # from user code
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)
             raise RunStopped(
@@ -95,7 +95,7 @@ class Guard:
 
 def _may_speak(rule: Rule, run: Run, spoke: dict[str, int]) -> bool:
     """Return whether enough steps have passed since the rule last fired."""
-    # Without this pause, a warning about a lasting condition would repeat at every step.
+    # Without quiet steps, a warning about a lasting condition would repeat at every step.
     quiet = max(rule.window, _QUIET) if rule.action == "note" else 1
     return rule.name not in spoke or run.step >= spoke[rule.name] + quiet
 
@@ -119,7 +119,7 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFindin
     after: step at which the rule last fired; 0 if never. price: cost per hour.
     """
     planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
-    # A resumed run without metrics.jsonl has no metrics, but checks read the step.
+    # A resumed run without metrics.jsonl has no newest metrics, but the checks need the step.
     row = {"step": float(run.step), **run.metrics}
     seen = Seen(run.history, run.evaluations(), row, after, price, planned)
     found = CHECKS[rule.check](rule, seen)

@@ -100,7 +100,7 @@ class _ListenerThread(threading.Thread):
             try:
                 self._listener(*item)
             # Listeners run user code, or write to a terminal that may be closed.
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # from a listener
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
 
     def close(self) -> None:

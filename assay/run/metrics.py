@@ -1,8 +1,8 @@
-"""Metrics of a step, from its groups and verdicts. Keys are ``part/name``; rates are in 0..1.
+"""Metrics of a step, from its groups and verdicts. Rates are in 0..1.
 
-A key starts with one of TIMING_PREFIXES if its value depends on the clock, on the machine, or on
-what a run had judged when it was killed. The values of all other keys are the same in a resumed run
-as in one that never stopped.
+The key of a metric starts with one of `TIMING_PREFIXES` if its value depends on the clock, on the
+machine, or on a kill during the step. All other metrics of a resumed run equal those of an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from assay.types import UNREAD_CALL, Completion, Group, Verdict
 
 
 class StepUpdate(Protocol):
-    """The fields of a learner's update that `Run.finish_step` reads.
+    """Result of a learner's update, as `Run.finish_step` reads it.
 
-    batch, advantages_T: for the rollout log; None if nothing was sampled.
+    metrics: metrics of the update. batch, advantages_T: data for the rollout log; None if the step
+    sampled nothing.
     """
 
     @property
@@ -47,12 +48,11 @@ def is_timing(key: str) -> bool:
 def rollout_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str] = ()
 ) -> dict[str, float]:
-    """Compute the metrics of a step's rollouts. A metric without values is omitted. It is never
-    reported as 0.
+    """Compute the metrics of a step's rollouts.
 
-    parts: tags of a mixture, which have metrics of their own.
+    parts: names of the parts of a mixture. Each part has additional metrics.
     """
-    # Each metric is the mean of one list of these values.
+    # A metric without values is omitted, because a value of 0 would look like a measurement.
     found: dict[str, list[float]] = defaultdict(list)
     rewarded: list[float] = []
     num_sampled = 0
@@ -87,11 +87,12 @@ def rollout_metrics(
 def _part_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str]
 ) -> dict[str, float]:
-    """Return the metrics of each part of a mixture: ``mixture/NAME.passed`` and so on.
+    """Return the metrics of each part of a mixture, with keys such as ``mixture/NAME.passed``.
 
     reward: mean reward. passed: share of judged completions that passed. mixed: share of groups
-    that have both right and wrong completions. length: mean tokens. truncated: share cut at the
-    limit. not_judged: share of completions. A part without groups in this step has no metrics.
+    with both passed and failed completions. length: mean number of tokens. truncated: share of
+    truncated completions. not_judged: share of completions that were not judged. If a part has no
+    groups in this step, its metrics are omitted.
     """
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))
@@ -114,19 +115,16 @@ def _part_metrics(
     return found
 
 
-def _first_in(parts: Collection[str], tags: Sequence[str]) -> str | None:
-    return next((tag for tag in tags if tag in parts), None)
-
-
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
-    """Return the kinds of groups as shares.
+    """Return the shares of groups of each kind, and their mean spread of rewards.
 
-    all_pass, all_fail and mixed: shares of groups with a judged completion; they add up to 1.
-    shaped_only: part of these groups with equal correctness but different rewards, whose gradient
-    comes from shaping alone. all_fail_equal: part of all_fail with equal rewards. not_judged: share
-    of all groups without a judged completion. often_not_judged: share with at least a quarter, and
-    at least two, completions not judged. reward_std: mean standard deviation of rewards within a
-    group.
+    all_pass, all_fail, mixed: shares of the groups with a judged completion, which add up to 1.
+    shaped_only: share of groups whose completions all passed or all failed with different rewards,
+    so that their gradient comes from shaping alone. all_fail_equal: share of groups whose
+    completions all failed with equal rewards. not_judged: share of all groups that have no judged
+    completion. often_not_judged: share of all groups in which at least a quarter of the
+    completions, and at least two, were not judged. reward_std: mean standard deviation of the
+    rewards within a group.
     """
     counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0, "all_fail_equal": 0}
     num_judged, spreads = 0, list[float]()
@@ -157,16 +155,16 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
 def _diversity_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[str, float]:
-    """Return how much the siblings of a group differ, as means over groups of two or more.
+    """Return measures of diversity within groups, as means over groups of two or more completions.
 
-    distinct_texts: share of distinct texts. distinct_answers: number of distinct extracted answers;
-    all that passed count as one, because the verifier accepts them as equal.
+    distinct_texts: share of distinct texts. distinct_answers: number of distinct extracted answers.
     """
     texts, answers = list[float](), list[int]()
     for group, judged in zip(groups, verdicts, strict=True):
         if len(group.completions) < 2:
             continue
         texts.append(len({one.text for one in group.completions}) / len(group.completions))
+        # Answers that passed count as one answer, because the verifier accepts all of them.
         said = {
             True if one.correct else one.extracted
             for one in judged
@@ -178,8 +176,8 @@ def _diversity_metrics(
 
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of questions rendered to the same prompt as another question;
-    should be 0."""
+    """Return the share of questions whose rendered prompt equals that of another question."""
+    # In correct data this share is 0. A chat template that omits the question makes it 1.
     prompts = {group.problem.question: group.prompt.tokens.tobytes() for group in groups}
     counts = Counter(prompts.values())
     shared = sum(counts[one] > 1 for one in prompts.values())
@@ -187,14 +185,17 @@ def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
-    """Return the share of n-grams that occurred earlier in a completion."""
-    # Only the last ``most`` tokens count, because loops occur at the end.
+    """Return the share of n-grams that occurred earlier in a completion, in its last tokens.
+
+    most: number of the last tokens to compare.
+    """
+    # A completion that loops does so until the token limit, so its end shows the loop.
     tokens = tokens[-most:].astype(np.int64)
     num_runs = len(tokens) - n + 1
     if num_runs < 2:
         return 0.0
     codes = np.zeros(num_runs, np.int64)
-    # Hashes of n-grams; two n-grams collide with probability 2^-64.
+    # Each n-gram is compared by a 64-bit hash. Two n-grams collide with probability 2^-64.
     for place in range(n):
         codes = codes * np.int64(6364136223846793005) + tokens[place : place + num_runs] + 1
     return 1.0 - len(np.unique(codes)) / num_runs
@@ -234,8 +235,8 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _num_unread_calls(completion: Completion) -> int:
-    """Return how many of the injected results say that no parser read the call."""
-    # The completions are read, not the tools, so that a resumed run counts the same.
+    """Return the number of tool calls in a completion that no parser could read."""
+    # Counted in the text, not by the tools, so that recorded completions give the same number.
     ends = [end for _, end in completion.said]
     starts = [*(start for start, _ in completion.said[1:]), len(completion.text)]
     injected = zip(ends, starts, strict=True) if ends else ()
@@ -243,7 +244,7 @@ def _num_unread_calls(completion: Completion) -> int:
 
 
 def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:
-    """Return the most common reason of *not judged* completions; "" if all were judged."""
+    """Return the most common reason why completions were not judged; "" if all were judged."""
     said = Counter(
         one.detail or one.reason or "" for group in verdicts for one in group if one.reason
     )
@@ -253,7 +254,7 @@ def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:
 def timing_metrics(
     seconds: Mapping[str, float], step_seconds: float, elapsed_seconds: float, num_tokens: float
 ) -> dict[str, float]:
-    """Return seconds and tokens per second, by phase and for the step as a whole."""
+    """Return the seconds and the tokens per second of each phase and of the whole step."""
     phases = {name: value for name, value in seconds.items() if name != "step"}
     metrics = {f"time/{name}": value for name, value in phases.items()}
     metrics["time/step"] = step_seconds
@@ -268,6 +269,7 @@ def timing_metrics(
 def memory_metrics() -> dict[str, float]:
     """Return the peak memory of this process so far, and of its CUDA devices, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux reports ru_maxrss in KiB, and macOS in bytes.
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
     metrics = {"memory/peak_mib": peak * bytes_per_unit / 2**20}
     torch = sys.modules.get("torch")

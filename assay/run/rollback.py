@@ -85,7 +85,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
 
 
 def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) -> None:
-    # The copy is on disk before the journal shrinks, so a kill between the two loses no row.
+    # Later rows are copied before they leave the journal, so a kill in between loses no row.
     later = [row for row in rows if int(row["step"]) > to]
     if later:
         text = "".join(json.dumps(row) + "\n" for row in later)

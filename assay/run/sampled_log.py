@@ -82,7 +82,7 @@ class SampledLog:
         return Group(problem, begun.prompt, tuple(begun.done[name] for name in names))
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
-        """Add a finished completion. Write all of them if the last write was 20 s ago."""
+        """Add a finished completion. Write all completions if the last write was 20 s ago."""
         if self.find(problem, completion.id) is not None:
             return
         self._take(problem, prompt, completion)

@@ -51,7 +51,7 @@ class TokenTexts:
             try:
                 tokenizer: Any = Tokenizer.from_file(str(path))
             # The tokenizers library raises the base class for a damaged file.
-            except Exception:
+            except Exception:  # from tokenizers
                 continue
             yield path, partial(tokenizer.decode, skip_special_tokens=False)
 
