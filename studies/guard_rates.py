@@ -207,7 +207,8 @@ def healthy_table(runs: int, perform: Perform) -> Iterator[str]:
     few, many = (share_interval(0.0, count)[1] for count in (runs, len(tasks)))
     yield ""
     yield (
-        f"Each cell of one size has {runs} simulated runs, and the last column {len(tasks)}.\n"
+        f"A cell of one size has {runs} simulated runs,"
+        f" and a cell of the last column {len(tasks)}.\n"
         f"A rate of 0 has a 95 % interval up to {few:.1%} for {runs} runs, and up to {many:.1%} for"
         f" {len(tasks)}."
     )

@@ -186,7 +186,7 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 def best_group_size(facts: Facts) -> int:
     """Return the smallest group size at which enough groups are mixed.
 
-    A mixed group has both passed and failed completions. The size is at least the current size.
+    A mixed group has both passed and failed completions. The result is at least the current size.
     Without pass rates, or if no larger size has enough mixed groups, return the current size.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]

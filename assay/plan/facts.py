@@ -134,8 +134,8 @@ class Facts:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
-        # With the mean pass rate in place of each problem's, this is an upper bound of the share,
-        # because the probability is a concave function of p.
+        # Without pass rates of single problems, the mean pass rate gives an upper bound.
+        # The probability is a concave function of p, so its mean over problems is lower.
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
     @property

@@ -45,9 +45,9 @@ PADDING = (1 - MUCH_SHORTER) / 2
 KEPT = 20
 """Bytes per token for each cached top-k logit of a teacher, in memory and on disk."""
 # glibc allocates a tensor from a free block that is up to 96 bytes longer.
-# Its thread cache keeps the remainder, in which autograd then allocates small objects.
-# The freed block is therefore too short for another tensor of the same size.
-# The loss varies, so the share is a middle value of the measurements in docs/planning.md.
+# The thread cache of glibc keeps these bytes, in which autograd then allocates small objects.
+# After the tensor is freed, its block is too short for another tensor of the same size.
+# The loss of memory varies, so this is a middle value of the measurements in docs/planning.md.
 HOLES = 0.15
 """Fragmentation as a share of the activations, if layers run as Hugging Face modules."""
 # oneDNN caches a kernel per shape of a product; 70 to 100 shapes were measured per micro-batch.
@@ -226,8 +226,7 @@ def _critic_layers(model: Any) -> list[Any]:
 
 def measure_libraries(model: Any, teacher: Any = None) -> float:
     """Return the memory of this process without the models' weights, in MiB; 0 if unknown."""
-    # At the time of the call, the engine has checked its forward pass.
-    # The process has therefore loaded every library that a run imports.
+    # Before this call, the engine's check has loaded every library that a run imports.
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()

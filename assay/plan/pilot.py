@@ -105,7 +105,7 @@ def _pilot(
 ) -> Pilot:
     """Validate a pilot's configuration, and add the texts of the table.
 
-    tree: the configuration as plain values. shown: further figures for the texts.
+    tree: the configuration as plain values. shown: additional figures that the texts contain.
     """
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:

@@ -92,7 +92,7 @@ def facts_of_page(path: Path) -> Facts | None:
 
 
 def reward_terms(config: TrainConfig) -> dict[str, str]:
-    """Return for each term of the reward its need, and how a policy could game it.
+    """Return the need for each term of the reward, and how a policy could game the term.
 
     The texts come from ``[verification.reasons]``. Raises ConfigError for a reason whose name is
     not a term of the reward.
@@ -129,9 +129,9 @@ def run_decision(
 ) -> str:
     """Render ``decision.md`` at the start of a run, from the facts of a plan or a configuration.
 
-    The plan is the page ``decision.md`` next to the configuration file. Its facts are used only if
-    the page belongs to this configuration, or to the one whose pilot this is. The page must also
-    have the run's source of reward, or recommend the run's method.
+    A plan is a page ``decision.md`` next to the configuration file. The facts of this page are used
+    only if the page was written for this configuration, or for the one whose pilot this is. The
+    page must also have the run's source of reward, or recommend the run's method.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
@@ -164,10 +164,10 @@ def _plan_of(config_path: Path) -> Facts | None:
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a page of `assay plan`. Raises UserError if the file belongs to something else.
+    """Write a page of ``assay plan``.
 
-    A file belongs to something else if ``assay plan`` did not write it, or wrote it for another
-    configuration. overwrite: replace the file nevertheless.
+    overwrite: replace any existing file. Without it, UserError is raised if ``assay plan`` did not
+    write the existing file, or wrote the file for another configuration.
     """
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):

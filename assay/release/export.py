@@ -60,7 +60,7 @@ def export(
         return made
     from assay.model.gguf_export import write_gguf
 
-    # In the folder of the target, because a rename is atomic only within one file system.
+    # The scratch folder is next to the target: a rename is atomic only within one file system.
     # The name contains the process id, so that two exports do not remove each other's files.
     scratch = scratch_beside(place, "gguf")
     try:

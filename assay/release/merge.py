@@ -75,7 +75,7 @@ def merge(
     with show_startup(quiet):
         loaded = {name: _load(name) for name in named}
         tensors: dict[str, Tensors] = {name: one.model.state_dict() for name, one in loaded.items()}
-        # Before any evaluation, which takes minutes: models that cannot be merged are refused.
+        # Models that cannot be merged are refused before any evaluation, which takes minutes.
         check_alike(tensors)
         _check_tokens(loaded)
         origin = None if base is None else tensors[base]
@@ -120,7 +120,7 @@ def check_request(
 
 def _load(name: str) -> LoadedModel:
     place = checkpoint_of(name)
-    # In float32, because sums of bfloat16 weights would round away small differences.
+    # Models are loaded in float32: sums of bfloat16 weights would lose small differences.
     config = ModelConfig(path=str(place or name), dtype="float32")
     loaded = load_model(config, "cpu", 0)
     # With adapters, the tensors of a model are not those of its base model. PEFT adds this method.

@@ -28,7 +28,7 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` into the folder of an exported model. A model without a run has none.
+    """Write ``README.md`` into the folder of an exported model, if a run trained the model.
 
     checkpoint: checkpoint of the run. base: model into which the adapters were merged, if it is not
     the base model of the run.

@@ -63,7 +63,7 @@ def time_sampled(
     """Time a step that samples, with updates on synthetic groups.
 
     prompt: tokens of a typical prompt. lengths: lengths of sampled completions. teacher: teacher of
-    the run, which is queried as in a run.
+    the run, if there is one.
     """
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
