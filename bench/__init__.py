@@ -1,4 +1,4 @@
-"""Measurements: each is one command that prints its figures."""
+"""Benches: commands that measure and print the figures of the project."""
 
 import os
 from pathlib import Path

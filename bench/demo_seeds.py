@@ -1,8 +1,8 @@
-"""The demo over several seeds, with the spread of what it gains, and the figure of it.
+"""Accuracy gain of the demo over several seeds, with its spread and a figure.
 
     python -m bench.demo_seeds --seeds 0 1 2 --figure docs/demo.svg
 
-The table of docs/results.md, README's row and README's figure come from one call.
+One call gives the table of docs/results.md, and the table row and the figure of README.md.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ Curve = Sequence[tuple[float, float]]
 
 
 def processor_seconds() -> float:
-    """Return what this process and those that it has waited for have used: not disturbed by other
-    work."""
+    """Return the processor seconds of this process and of its finished children.
+
+    Other processes on the machine hardly influence processor seconds.
+    """
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def main() -> None:
-    """Run the demo once a seed; print one line of JSON each, then mean and standard deviation."""
+    """Run the demo once per seed. Print one line of JSON for each, then mean and standard
+    deviation."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--directory", type=Path, default=None, help="keep the runs here")
@@ -67,12 +70,13 @@ def heldout(run: LoadedRun, kind: str) -> Curve:
 
 
 def per_step(run: LoadedRun, name: str) -> Curve:
-    """Return (step, value) of a metric, of the steps that have it."""
+    """Return (step, value) of a metric, for the steps with a value."""
     return [(row["step"], row[name]) for row in run.metrics if row.get(name) is not None]
 
 
 def draw(runs: Sequence[LoadedRun], path: Path) -> None:
-    """Write the figure: held-out accuracy, passed completions and length, a line a seed."""
+    """Write the figure with a line per seed: held-out accuracy, pass rate, and completion
+    length."""
     from studies.page import COLORS, INK, band, drawn_as
 
     panels: Sequence[tuple[str, Sequence[tuple[str, list[Curve], int]]]] = [

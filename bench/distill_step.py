@@ -1,9 +1,9 @@
-"""What a teacher costs: an optimizer step with one of the student's size beside one without.
+"""Overhead of a teacher: an optimizer step with a teacher of the student's size, and without.
 
     python -m bench.distill_step [--shape demo|wide] [--rounds 7] [--json]
 
-The steps go in turn, and a ratio is the median over rounds of neighboring steps. Seconds are those
-of the processor, in one thread, so that another program beside it hardly counts.
+Steps with and without the teacher alternate, and the ratio is the median over rounds of neighboring
+steps. Seconds are processor seconds of one thread, so that other processes hardly influence them.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ def a_batch(shape: ModelShape, rows: int, prompt: int, completion: int) -> Batch
 
 
 def seconds_of(step: Callable[[], Any]) -> float:
-    """Return the processor's seconds of one call."""
+    """Return the processor seconds of one call."""
     started = time.process_time()
     step()
     return time.process_time() - started
 
 
 def measure(shape: ModelShape, tokens: Sequence[int], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds of a step without a teacher and with one, and their ratio, by kind."""
+    """Return the seconds of a step without and with a teacher, and their ratio, by kind of
+    teacher."""
     batch = a_batch(shape, *tokens)
     model, teacher = random_model(shape, "float32"), random_model(shape, "float32")
     passes = Passes(

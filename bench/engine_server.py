@@ -1,4 +1,5 @@
-"""Chat completions over HTTP by Assay's engine, and any application served from a thread."""
+"""A chat-completions server with Assay's engine, and a helper that serves an application in a
+thread."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ Row = dict[str, Any]
 
 
 class EngineServer:
-    """Chat completions by Assay's engine. Requests that come together are sampled together; it is
-    greedy, so that a prompt that was asked before has the same reply."""
+    """Chat completions by Assay's engine, with greedy decoding.
+
+    Simultaneous requests are sampled in one batch. Equal prompts get equal replies.
+    """
 
     def __init__(self, checkpoint: Path, data: Mapping[str, Any], service: VerifierService) -> None:
         tree = {
@@ -37,7 +40,7 @@ class EngineServer:
         self.work = asyncio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request; what goes wrong is told to the client."""
+        """Handle one request. Errors are returned to the client."""
         from starlette.requests import Request
 
         prompt = (await Request(scope, receive).json())["messages"][-1]["content"]
@@ -72,7 +75,7 @@ class EngineServer:
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
-    """Serve an application from a thread meanwhile; yield its URL."""
+    """Serve an application in a thread within this context. Yields the URL of the server."""
     import uvicorn  # pyright: ignore[reportMissingImports]
 
     with bind("127.0.0.1", 0, None) as listening:

@@ -1,8 +1,8 @@
-"""The arithmetic and the traffic that a step needs, whoever does it: counted by hand, once.
+"""Operations and memory traffic that a step needs, independent of its implementation.
 
-A multiply-add is two operations. What an implementation repeats (prompts once a sibling, padding,
-activations computed again) does not count, so that a share of the machine's limit is of useful
-work.
+A multiply-add counts as two operations. Repeated work of an implementation (a prompt per
+completion, padding, recomputed activations) does not count, so that a share of the machine's limit
+is the share of useful work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder of the common family (gated MLP, grouped attention heads)."""
+    """Sizes of a decoder with a gated MLP and grouped attention heads."""
 
     layers: int
     width: int
@@ -30,7 +30,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ModelShape:
-        """Return the shape that a model's ``config.json`` states."""
+        """Return the shape in a model's ``config.json``."""
         heads = config["num_attention_heads"]
         return cls(
             layers=config["num_hidden_layers"],
@@ -49,25 +49,25 @@ class ModelShape:
 
     @property
     def body_weights(self) -> int:
-        """N: the weights of every matrix product but the head's."""
+        """N: number of weights in all matrix products except that of the output head."""
         queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
         attention = 2 * self.width * queries + 2 * self.width * keys
         return self.layers * (attention + 3 * self.width * self.intermediate)
 
     @property
     def head_weights(self) -> int:
-        """The output head's weights (which may also be the embedding's)."""
+        """Number of weights of the output head, which may be shared with the embedding."""
         return self.vocabulary * self.width
 
     @property
     def kv_values(self) -> int:
-        """Numbers in the keys and values of one position."""
+        """Number of values in the keys and values of one position."""
         return 2 * self.layers * self.kv_heads * self.head_width
 
 
 @dataclass(frozen=True)
 class GroupLengths:
-    """Tokens of one prompt, and of each of its completions."""
+    """Number of tokens of a prompt, and of each of its completions."""
 
     prompt: int
     completions: tuple[int, ...]
@@ -75,38 +75,39 @@ class GroupLengths:
 
 @dataclass(frozen=True)
 class Work:
-    """What a step feeds through the model: its groups' lengths, and sums over them.
+    """Tokens that a step feeds through the model, from the lengths of its groups.
 
-    A completion's last token is sampled and never fed; its first is predicted by the prompt's last.
+    The last token of a completion is sampled but not fed. The last token of the prompt predicts the
+    first token of a completion.
     """
 
     groups: tuple[GroupLengths, ...]
 
     @classmethod
     def of(cls, prompts: Sequence[int], completions: Sequence[Sequence[int]]) -> Work:
-        """Return the work of prompts and the completions of each."""
+        """Return the work for prompts and their completions."""
         pairs = zip(prompts, completions, strict=True)
         return cls(tuple(GroupLengths(prompt, tuple(lengths)) for prompt, lengths in pairs))
 
     @property
     def predicted(self) -> int:
-        """Sampled tokens: those that are predicted, and trained on."""
+        """Number of sampled tokens, which are predicted and trained on."""
         return sum(sum(group.completions) for group in self.groups)
 
     @property
     def fed(self) -> int:
-        """Tokens that pass through the layers, a prompt's once a group."""
+        """Number of tokens that pass through the layers. A prompt counts once per group."""
         rows = sum(len(group.completions) for group in self.groups)
         return sum(group.prompt for group in self.groups) + self.predicted - rows
 
     @property
     def prompt_pairs(self) -> int:
-        """(query, key) pairs within prompts."""
+        """Number of (query, key) pairs within prompts."""
         return sum(group.prompt * (group.prompt + 1) // 2 for group in self.groups)
 
     @property
     def completion_pairs(self) -> int:
-        """(query, key) pairs whose query is a completion's fed token."""
+        """Number of (query, key) pairs whose query is a fed token of a completion."""
         return sum(
             (length - 1) * group.prompt + (length - 1) * length // 2
             for group in self.groups
@@ -115,15 +116,15 @@ class Work:
 
     @property
     def decode_steps(self) -> int:
-        """Passes of one token a row, where all rows are decoded at once."""
+        """Number of decoding steps, if all rows are decoded at once."""
         return max(length for group in self.groups for length in group.completions) - 1
 
 
 def forward_flops(shape: ModelShape, work: Work) -> int:
-    """Return operations of one pass over the work: to generate it, or to score it.
+    """Return the operations of one forward pass over the work, for generation or for scoring.
 
-    2 N a fed token, 4 x heads x head width a (query, key) pair and layer (scores, and the mix of
-    values), 2 V D a predicted token.
+    A fed token takes 2 N operations. A (query, key) pair takes 4 x heads x head width per layer,
+    for the scores and the weighted sum of values. A predicted token takes 2 V D.
     """
     body = 2 * shape.body_weights * work.fed
     pairs = work.prompt_pairs + work.completion_pairs
@@ -132,22 +133,23 @@ def forward_flops(shape: ModelShape, work: Work) -> int:
 
 
 def update_flops(shape: ModelShape, work: Work) -> int:
-    """Return operations of forward and backward: a backward pass has two products for each one."""
+    """Return the operations of forward and backward. A backward pass takes twice those of a
+    forward pass."""
     return 3 * forward_flops(shape, work)
 
 
 def decode_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
-    """Return bytes that decoding must read: all weights once a step, and each row's keys and
-    values.
+    """Return the bytes that decoding must read: all weights per step, and the keys and values of
+    each row.
 
-    All rows take a step together; the head is read as the body is.
+    All rows take a step together. The output head is read once per step, as all other weights.
     """
     weights = (shape.body_weights + shape.head_weights) * work.decode_steps
     return BYTES[dtype] * (weights + shape.kv_values * work.completion_pairs)
 
 
 def generation_bytes(shape: ModelShape, work: Work, dtype: str) -> int:
-    """Return bytes that generation must read: decoding's, and all weights once a prompt before
-    it."""
+    """Return the bytes that generation must read: those of decoding, and all weights once per
+    prompt."""
     weights = (shape.body_weights + shape.head_weights) * len(work.groups)
     return BYTES[dtype] * weights + decode_bytes(shape, work, dtype)

@@ -1,5 +1,5 @@
-"""Generation alone, Assay's engine against a peer: what `bench.vs_generate` and `bench.vs_vllm`
-share."""
+"""Comparison of generation by Assay's engine and by a peer, for `bench.vs_generate` and
+`vs_vllm`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bench.side import Side, check_same_prompts, comparison_table, ratios
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is compared with: a script for its own Python, under its own environment variables."""
+    """The compared program: a script, its Python interpreter, and its environment variables."""
 
     name: str
     python: Path
@@ -33,7 +33,7 @@ class Peer:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that both comparisons take."""
+    """Add the options of both comparisons."""
     workloads.add_arguments(parser)
     parser.add_argument("--repeats", type=int, default=3, help="rounds of both sides, in turn")
     parser.add_argument("--steps", type=int, default=2, help="measured a run, after a first")
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(options: argparse.Namespace, peer: Peer) -> dict[str, Any]:
-    """Run both sides in turn and return all figures."""
+    """Run Assay and the peer in turn, and return all figures."""
     load_before = os.getloadavg()[0]
     ours, theirs = Side("Assay"), Side(peer.name)
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,7 +87,7 @@ def machine_command(work: workloads.Workload) -> list[str]:
 
 
 def as_text(report: Mapping[str, Any]) -> str:
-    """Return the report as people read it."""
+    """Return the report as text."""
     lines = [f"{report['workload']}; lengths {report['lengths']}", "", report["table"], ""]
     for side in report["sides"]:
         versions = ", ".join(f"{name} {version}" for name, version in side["versions"].items())
@@ -100,7 +100,7 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def code_state() -> str:
-    """Return the commit of Assay's code, and whether it was changed since."""
+    """Return the commit of Assay's code, and whether the code has uncommitted changes."""
     state = git_state(ROOT)
     if state is None:
         return "an unknown commit"
@@ -108,7 +108,7 @@ def code_state() -> str:
 
 
 def conditions(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines that say what machine it was, how fast it can be, and how busy it was."""
+    """Return the lines about the machine, its limits, and its load."""
     return [
         str(Limits(**report["machine"])),
         f"{report['hardware']}; {report['date']}; load {report['load_before']:.1f} before, "
@@ -122,7 +122,7 @@ def main(
     add_peer: Callable[[argparse.ArgumentParser], None],
     peer_of: Callable[[argparse.Namespace], Peer],
 ) -> None:
-    """Parse, compare, print: the whole of a comparison's command line."""
+    """Run the command line of a comparison."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -52,7 +52,8 @@ print(api.train(demo.reinforce(folder, cold.checkpoint, 0), overrides=tiny, quie
 
 @dataclass(frozen=True)
 class Part:
-    """One program. seconds: its limit. figures: a JSON file that it writes, to be taken over."""
+    """A program of the check. seconds: its time limit. figures: JSON file that the program
+    writes."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a part went. exit_code: None where it ran out of time, or could not be started."""
+    """Result of a part. exit_code: None if the part exceeded its time limit or could not start."""
 
     name: str
     command: str
@@ -74,7 +75,7 @@ class Outcome:
 
 
 def run_part(part: Part, seconds: float, log: Path, environment: Mapping[str, str]) -> Outcome:
-    """Run a part for at most ``seconds``; whatever it has started ends with it."""
+    """Run a part for at most ``seconds``. All processes that the part started end with it."""
     started = time.perf_counter()
     code: int | None = None
     error = ""
@@ -118,8 +119,7 @@ def check(
     environment: Mapping[str, str],
     seconds_in_all: float = SECONDS_IN_ALL,
 ) -> list[Outcome]:
-    """Run all parts in turn, each within its limit and the time that is left; write the file after
-    each."""
+    """Run all parts in turn, each within its time limit, and write the file after each part."""
     end = time.perf_counter() + seconds_in_all
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -139,7 +139,7 @@ def check(
 
 
 def as_line(one: Outcome) -> str:
-    """Return how a part went; with its last lines where it failed."""
+    """Describe the result of a part. A failed part is shown with its last lines of output."""
     if not one.error:
         return f"{one.name}: passed in {one.seconds:.0f} s"
     shown = "".join(f"\n    {line}" for line in one.last_lines[-8:])
@@ -147,7 +147,7 @@ def as_line(one: Outcome) -> str:
 
 
 def parts_of(device: str, folder: Path, trl_python: str | None) -> list[Part]:
-    """Return the parts, the quick ones first; TRL's only where there is one."""
+    """Return the parts, in order of their duration. The TRL part needs an interpreter with TRL."""
     python, tiny = sys.executable, device == "cpu"
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts="]
     for warning in ("PytestConfigWarning", "PytestUnknownMarkWarning"):  # plugins may be absent
@@ -174,14 +174,14 @@ def parts_of(device: str, folder: Path, trl_python: str | None) -> list[Part]:
 
 
 def gpu_test_files() -> list[str]:
-    """Return the files that hold tests marked ``gpu``: collecting all tests takes a minute."""
+    """Return the files with tests marked ``gpu``, because collecting all tests takes a minute."""
     found = (ROOT / "tests").rglob("test_*.py")
     marked = [one for one in found if "mark.gpu" in one.read_text(encoding="utf-8")]
     return [str(one.relative_to(ROOT)) for one in sorted(marked)]
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions that may matter; None of a package that is not there."""
+    """Return the versions of the relevant packages; None for a package that is not installed."""
     found: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in PACKAGES:
         found[package] = None
@@ -191,9 +191,10 @@ def versions() -> dict[str, str | None]:
 
 
 def device_facts(device: str) -> dict[str, Any] | None:
-    """Return what is known of the device; None where CUDA is asked for and there is none.
+    """Return facts about the device; None if CUDA is requested and missing.
 
-    Facts that cannot be had are told under ``device_error``: the parts may still say why.
+    Facts that cannot be read are listed under ``device_error``, because the parts may still show
+    why.
     """
     facts: dict[str, Any] = {"device": "CPU" if device == "cpu" else "CUDA"}
     try:
@@ -212,7 +213,7 @@ def device_facts(device: str) -> dict[str, Any] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every part; return the exit code."""
+    """Run every part and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

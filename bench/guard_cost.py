@@ -1,8 +1,8 @@
-"""What the guard costs of a step of the demo: ``python -m bench.guard_cost``.
+"""Overhead of the guard in a step of the demo: ``python -m bench.guard_cost``.
 
-The demo's RL stage with default settings, on a fresh model of its size. The guard is asked after
-every second step only, so that each step with it has a neighbor without. Seconds are those of this
-process on its processors, which other work on the machine disturbs little.
+The bench runs the demo's RL stage with default settings, on a fresh model of the demo's size. The
+guard is applied after every second step, so that each step with the guard has a neighbor without.
+Seconds are processor seconds of this process, so that other processes hardly influence them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from assay.training import api
 
 
 class Timed:
-    """Stands for a function, and keeps the processor seconds of each call."""
+    """Wrapper of a function that records the processor seconds of each call."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -43,7 +43,7 @@ class Timed:
 
 
 class Watch:
-    """Asks the guard after every second step; keeps each step's seconds, with and without it."""
+    """Applies the guard after every second step, and records the seconds of each step."""
 
     def __init__(self) -> None:
         self.check = Timed(Guard.check)
@@ -62,7 +62,7 @@ class Watch:
 
 @contextmanager
 def watched() -> Iterator[tuple[Watch, Timed]]:
-    """Watch the guard, and what writes the evaluation log."""
+    """Record the seconds of the guard and of the evaluation log within this context."""
     watch, answers = Watch(), Timed(evaluation_log.record_answers)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Guard, "check", lambda *given: watch(*given)))
@@ -71,7 +71,7 @@ def watched() -> Iterator[tuple[Watch, Timed]]:
 
 
 def main() -> None:
-    """Run some steps, and print what share of them the guard took."""
+    """Run some steps and print the share of the guard in their time."""
     parser = argparse.ArgumentParser(prog="python -m bench.guard_cost", description=__doc__)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,7 +1,4 @@
-"""One generation and one update in this process, so that each can be looked at alone.
-
-The parts are those of `assay train`; verifiers, the rollout log and the report are left out.
-"""
+"""One generation and one update in this process, without verifiers, rollout log and report."""
 
 from __future__ import annotations
 
@@ -29,9 +26,10 @@ MIB = 2**20
 
 
 class LocalStep:
-    """A model with an engine and a learner on it. prompts: tokens of each.
+    """A model with an engine and a learner.
 
-    eos_ids: none, so that every completion goes on to the limit, unless they are given.
+    prompts: tokens of each prompt. eos_ids: end tokens; by default none, so that every completion
+    has the maximum length.
     """
 
     def __init__(
@@ -76,11 +74,11 @@ class LocalStep:
         self.learner = PolicyLearner(passes, self.algorithm, total_steps=1000)
 
     def generate(self) -> list[Group]:
-        """Sample a group a prompt."""
+        """Sample one group per prompt."""
         return list(self.engine.generate(self.problems, self.sampling, self.group_size))
 
     def update(self, groups: Sequence[Group]) -> Update:
-        """Learn from groups, under a reward that is a hash of a completion's tokens."""
+        """Train on groups, with a reward that is a hash of a completion's tokens."""
         verdicts = [
             [
                 Verdict.of_score(zlib.crc32(one.tokens.tobytes()) % 1000 / 1000, "hash@1")
@@ -95,7 +93,7 @@ class LocalStep:
 
 
 class _NoText:
-    """Stands for a tokenizer where nobody reads the text."""
+    """A tokenizer for uses in which no text is read."""
 
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return ""
@@ -105,7 +103,7 @@ class _NoText:
 
 
 def work_of(groups: Sequence[Group]) -> Work:
-    """Return what groups had to be fed through the model."""
+    """Return the tokens that the model must process for groups."""
     return Work.of(
         [len(group.prompt.tokens) for group in groups],
         [[len(one.tokens) for one in group.completions] for group in groups],
@@ -119,7 +117,7 @@ def random_model(
     family: str = "llama",
     max_positions: int = 4096,
 ) -> Any:
-    """Return a model of random weights, its head tied to its embedding, in eval mode."""
+    """Return a model with random weights and tied embeddings, in eval mode."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
@@ -175,13 +173,13 @@ def random_prompts(num_prompts: int, length: int, vocabulary: int) -> list[list[
 
 
 class PeakMemory:
-    """The most that was resident between two calls, in MiB: of the process, or of a CUDA device."""
+    """Peak memory between two calls in MiB, of the process or of a CUDA device."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
 
     def reset(self) -> None:
-        """Begin anew from what is resident now."""
+        """Start a new measurement at the current memory."""
         if self._device == "cpu":
             Path("/proc/self/clear_refs").write_text("5")
         else:
@@ -195,7 +193,7 @@ class PeakMemory:
 
 
 def resident_mib() -> float:
-    """Return what is resident now, in MiB."""
+    """Return the current resident memory in MiB."""
     return _status_mib("VmRSS")
 
 

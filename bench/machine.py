@@ -1,4 +1,4 @@
-"""The machine's limits, measured: the best rate of a matrix product, and of moving memory.
+"""Limits of the machine: the best rate of a matrix product, and the memory bandwidth.
 
 python -m bench.machine
 python -m bench.machine --threads 1 --dtypes float32
@@ -20,10 +20,10 @@ STREAM_MIB = 512
 
 @dataclass(frozen=True)
 class Limits:
-    """What nothing can do better than. product_flops: operations a second by dtype, each over the
-    best of `SHAPES`; bandwidth: bytes a second.
+    """Limits of a machine.
 
-    threads: 0 where the device is no CPU.
+    product_flops: operations per second by dtype, each the best over `SHAPES`. bandwidth: bytes per
+    second. threads: 0 for a device that is not a CPU.
     """
 
     threads: int
@@ -31,7 +31,7 @@ class Limits:
     bandwidth: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Limits:
 
 
 def measure(dtypes: tuple[str, ...], threads: int, device: str = "cpu") -> Limits:
-    """Measure now; takes about three seconds a dtype."""
+    """Measure the limits, which takes about three seconds per dtype."""
     import torch
 
     from assay.model.rates import product_rate
@@ -62,7 +62,7 @@ def measure(dtypes: tuple[str, ...], threads: int, device: str = "cpu") -> Limit
 
 
 def _bandwidth(device: str) -> float:
-    """Return the best of reading (a sum) and of copying (a read and a write)."""
+    """Return the larger rate of reading (a sum) and of copying (a read and a write)."""
     import torch
 
     from assay.model.rates import best_seconds
@@ -76,7 +76,7 @@ def _bandwidth(device: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print; with a file named, write JSON there."""
+    """Measure and print the limits. With a file name, write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])

@@ -1,7 +1,7 @@
-"""Programs run as a user runs them, with the memory that they took.
+"""Execution of programs as a user runs them, with their peak memory.
 
-Linux counts what a parent held when it started a child as the child's own peak, so a program is
-started, and waited for, by one that holds next to nothing.
+Linux counts the memory of a parent process at a start as the peak of its child. A small launcher
+process therefore starts each program and waits for it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ with open(sys.argv[1], "w") as report:
 
 @dataclass(frozen=True)
 class Finished:
-    """A program that ended well. peak_mib: of the process; helpers_mib: of all that it started, at
-    their largest together, shared pages shared out."""
+    """A program that ended successfully.
+
+    peak_mib: peak memory of the process. helpers_mib: peak of the sum over all its child processes,
+    in which shared pages are divided among their users.
+    """
 
     seconds: float
     peak_mib: float
@@ -53,10 +56,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Finished:
-    """Run a program to its end, its output in ``log``; RuntimeError with the log's end where it
-    failed.
+    """Run a program to its end, with its output in ``log``.
 
-    The project's root is on its PYTHONPATH.
+    Raises RuntimeError with the end of the log if the program fails. PYTHONPATH contains the root
+    of the project.
     """
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
@@ -95,8 +98,8 @@ def run_for_json(
     name: str,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[Any, Finished]:
-    """Run a program whose last argument is the file that it writes JSON to; returns what it
-    wrote."""
+    """Run a program whose last argument is a JSON file that it writes. Return the contents of
+    the file."""
     result = folder / f"{name}.json"
     result.unlink(missing_ok=True)
     finished = run([*command, result], folder / f"{name}.log", environment, folder)
@@ -104,7 +107,7 @@ def run_for_json(
 
 
 class _HelperWatch:
-    """Looks now and then at the processes that a launched program started."""
+    """Samples the memory of the child processes of a launched program."""
 
     def __init__(self, launcher: int) -> None:
         self.peak_bytes = 0
@@ -139,7 +142,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _shared_out_bytes(pid: int) -> int:
-    """Return a process's proportional set size; 0 where it has ended."""
+    """Return a process's proportional set size; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

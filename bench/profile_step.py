@@ -1,10 +1,9 @@
-"""Where a step's time goes, by operator, as a small table for bench/README.md.
+"""Time of a step by operator, as a small table for bench/README.md.
 
-python -m bench.profile_step --model DIR [--workload demo] [--rows 12]
+    python -m bench.profile_step --model DIR [--workload demo] [--rows 12]
 
-One generation and one update under torch.profiler, after one of each that is not looked at. The
-times are an operator's own, without those that it calls; looking takes time too, most of it off
-small operators.
+One generation and one update run under torch.profiler, after one of each as warm-up. The times
+exclude those of called operators. The profiler itself takes time, most of it in small operators.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator's own seconds, and how often it was called."""
+    """Own seconds of an operator, and its number of calls."""
 
     name: str
     seconds: float
@@ -34,7 +33,7 @@ class Operator:
 
 
 def profiled(work: Callable[[], Result]) -> tuple[Result, float, list[Operator]]:
-    """Run under the profiler; returns the result, the seconds and the operators, the longest
+    """Run under the profiler. Return the result, the seconds, and the operators, the longest
     first."""
     import torch
 
@@ -50,7 +49,8 @@ def profiled(work: Callable[[], Result]) -> tuple[Result, float, list[Operator]]
 
 
 def operator_table(seconds: float, operators: Sequence[Operator], rows: int) -> str:
-    """Return the longest operators and their shares, and what is left: small ones, and Python."""
+    """Return the longest operators with their shares, and the shares of small operators and of
+    Python."""
     shown = operators[:rows]
     lines = [["operator", "calls", "s", "share"]]
     lines += [
@@ -65,7 +65,7 @@ def operator_table(seconds: float, operators: Sequence[Operator], rows: int) -> 
 
 
 def profile_workload(work: workloads.Workload) -> Mapping[str, tuple[float, list[Operator]]]:
-    """Return seconds and operators of one generation and of one update."""
+    """Return the seconds and the operators of one generation and of one update."""
     import torch
 
     from bench.engine_generate import open_engine
@@ -89,7 +89,7 @@ def profile_workload(work: workloads.Workload) -> Mapping[str, tuple[float, list
 
 
 def main() -> None:
-    """Profile and print."""
+    """Profile a workload and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Learner ranks against one process: tokens a second of an update, and memory.
+"""Learner ranks and a single process: trained tokens per second of an update, and memory.
 
     python -m bench.ranks --model FOLDER --ranks 2
 
-Runs of a few steps alternate: one process with as many threads as there are ranks, then the ranks
-with one thread each. Prints the median rate of the updates in trained tokens a second, the ratio,
-and the peak memory of the command. Run it on an idle machine.
+Short runs alternate between one process with as many threads as ranks, and ranks with one thread
+each. The command prints the median rate of the updates in trained tokens per second, the ratio of
+both rates, and the peak memory. Run the bench on an idle machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from assay import train
 
 
 def main() -> None:
-    """Print one line of JSON for each way, and the ratio of their rates."""
+    """Print one line of JSON for the single process and for the ranks, and the ratio of their
+    rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--ranks", type=int, default=2)
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def steps_of(arguments: argparse.Namespace, ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Train for a few steps, and return the rows of metrics."""
+    """Train for a few steps and return the rows of metrics."""
     tree: dict[str, Any] = {
         "run": {"directory": str(folder), "threads": arguments.ranks // ranks},
         "model": {"path": arguments.model, "dtype": arguments.dtype},

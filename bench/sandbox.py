@@ -1,4 +1,4 @@
-"""How many submissions a second the sandbox runs, and what isolation costs over a bare fork.
+"""Submissions per second of the sandbox, and its overhead relative to a bare fork.
 
 python -m bench.sandbox --json
 python -m bench.sandbox --seconds 10 --workers 2

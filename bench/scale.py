@@ -1,11 +1,12 @@
-"""What it costs to sample and judge elsewhere: actors beside the same engine, and verdicts over
-HTTP.
+"""Overhead of sampling and judging in actors and over HTTP, compared with the same work in a
+process.
 
-python -m bench.scale --model DIR [--clients 64] [--seconds 60] [--json]
+    python -m bench.scale --model DIR [--clients 64] [--seconds 60] [--json]
 
-Needs the extras ray, serve and judge. Weights: from the learner's tensors to a checked load in an
-actor. Sampling: the same problems by the engine here and by one actor. Verdicts: by a worker of
-this machine, and by one behind an actor. Server: many clients for a while; nothing may be lost.
+The bench needs the extras ray, serve and judge. *Weights* is the time from the learner's tensors to
+a checked load in an actor. *Sampling* compares this engine and one actor on the same problems.
+*Verdicts* compares a worker of this machine with a worker behind an actor. *Server* sends requests
+of many clients for a while and checks that no request is lost.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Studies: small runs on a CPU that reproduce a claim of the literature, or honestly fail to."""
+"""Studies: short CPU runs that test claims of the literature, and report failures to reproduce
+them."""

@@ -1,5 +1,4 @@
-"""The simple baselines of learning from feedback, beside GRPO at the same number of sampled
-completions."""
+"""Baselines of learning from feedback, and GRPO, at the same number of sampled completions."""
 
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, exceeds, not_below
@@ -10,7 +9,7 @@ GOOD, BAD = "good ", "bad "
 
 
 def run_baseline(task: Task) -> Outcome:
-    """Do what ``task.settings["method"]`` says with one pool of 960 x 8 completions, or as many new
+    """Train by ``task.settings["method"]``, on a pool of 960 x 8 completions or on as many new
     ones."""
     method = task.settings["method"]
     if method == "best_of_n":

@@ -1,5 +1,7 @@
-"""What a study is, and how it is run: arms x seeds, a process each, finished ones kept, a page at
-the end."""
+"""Definition and execution of a study: arms and seeds, finished runs, and the page.
+
+Each run is a process. Finished runs are kept, so that a study can be stopped and continued.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Task:
-    """One run: what it is told. shared: a folder that all studies share, for cold starts."""
+    """Input of a run: its settings and seed. shared: folder of all studies, for cold starts."""
 
     folder: Path
     shared: Path
@@ -38,7 +40,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run found: numbers by name, and curves by name, each a list of (x, y)."""
+    """Result of a run: numbers by name, and curves by name, each as a list of (x, y)."""
 
     values: Mapping[str, float]
     curves: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
@@ -46,10 +48,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of doing it. says: a line for the page. settings: what the run is told that others
-    are not.
+    """One of the compared settings of a study.
 
-    run: what performs it, where it is not the study's.
+    says: description for the page. settings: settings that differ from those of the study. run:
+    function that performs a run of this arm; None: that of the study.
     """
 
     name: str
@@ -60,8 +62,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of the figure: a curve averaged over ``window`` points, or, as is_value, a value's bar
-    an arm."""
+    """A panel of the figure: a curve averaged over ``window`` points, or with is_value a bar per
+    arm."""
 
     curve: str
     label: str
@@ -72,12 +74,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Study:
-    """A claim, the arms that test it, and what is shown of them.
+    """A study: its claims, the arms that test them, and the contents of its page.
 
-    run: performs one run, in a process of its own. claims: what is judged, by criteria that stand
-    here before any run. columns: of the table, a value's name to its heading. reading: what a
-    person made of it afterwards; it takes no part in the judgement. together: whether the arms of a
-    seed share one process, as where the first computes what the others read.
+    run: performs one run, in its own process. claims: the claims and their criteria, which are
+    fixed before any run. columns: heading of each value in the table. reading: interpretation
+    written after the runs, without influence on the verdicts. together: whether all arms of a seed
+    share one process, because the first arm computes data that the other arms read.
     """
 
     name: str
@@ -95,17 +97,17 @@ class Study:
     together: bool = False
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name; KeyError where there is none."""
+        """Return the arm with a name. Raises KeyError for an unknown name."""
         return {arm.name: arm for arm in self.arms}[name]
 
 
 def once(
     folder: Path, key: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """Return what ``make`` returned, kept in the folder; made again where ``key`` is not that of
-    then.
+    """Return the result of ``make``, stored in a folder for a key.
 
-    Another process that wants the same waits. What a killed one left in the folder is removed.
+    If the folder has a result for another key, ``make`` is called again. A process waits if another
+    process computes the same result. Files of a killed process are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "kept.json"
@@ -129,7 +131,7 @@ def once(
 
 
 def main(study: Study, argv: Sequence[str] | None = None) -> None:
-    """Run the study's command line: all runs that are not there yet, then the page and its
+    """Run the command line of a study: perform all missing runs, then write the page and its
     figure."""
     options = _parser(study).parse_args(argv)
     if options.run is not None:
@@ -162,10 +164,9 @@ def run_all(
     jobs: int,
     quick: bool,
 ) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Perform every arm with every seed, ``jobs`` at a time; returns what each found, by arm and
-    seed.
+    """Perform every arm with every seed, ``jobs`` runs at a time. Return results by arm and seed.
 
-    Raises SystemExit, naming the logs, where a run fails; the others are finished and kept.
+    If a run fails, the other runs continue, and SystemExit with the paths of the logs is raised.
     """
     asked = [(arms, seed) for arms in processes(study) for seed in seeds]
     with ThreadPoolExecutor(max_workers=jobs) as pool:
@@ -190,7 +191,7 @@ def processes(study: Study) -> list[Sequence[Arm]]:
 
 
 def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mapping[str, Any]:
-    """Perform one run in this process, unless what it found is kept; returns that."""
+    """Perform one run in this process and return its result. A finished run is not repeated."""
     folder = folder_of(study, arm, seed, work, quick)
     settings = settings_of(study, arm)
     shared = work / ("quick" if quick else "shared")
@@ -213,8 +214,7 @@ def run_one(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Mappi
 
 
 def machine() -> str:
-    """Return this machine's processor, the kernels that PyTorch takes on it, and versions, in
-    words."""
+    """Describe the processor of this machine, the kernels that PyTorch uses on it, and versions."""
     import torch
 
     try:
@@ -230,12 +230,12 @@ def machine() -> str:
 
 
 def settings_of(study: Study, arm: Arm) -> Mapping[str, Any]:
-    """Return what a run is told: the arm's settings laid over the study's."""
+    """Return the settings of a run: those of the study, overridden by those of the arm."""
     return merge(study.common, arm.settings)
 
 
 def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with the changes laid over it, tables merged, later ones winning."""
+    """Return a nested mapping with changes. Nested tables are merged, and later changes win."""
     tree = dict(base)
     for change in changes:
         for key, value in change.items():
@@ -245,8 +245,8 @@ def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Path:
-    """Return where a run works: by what it does, so that studies share the runs that they have in
-    common."""
+    """Return the folder of a run. Its name depends on the run's settings, so that studies share
+    runs."""
     base = work / "quick" if quick else work
     settings = json.dumps(settings_of(study, arm), sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()[:12]
@@ -260,7 +260,7 @@ def _run_apart(
     work: Path,
     quick: bool,
 ) -> int:
-    """Perform runs in a process of their own with one thread; returns its exit code."""
+    """Perform runs in a separate process with one thread. Return the exit code."""
     folders = [folder_of(study, arm, seed, work, quick) for arm in arms]
     if all((folder / "kept.json").is_file() for folder in folders):
         return 0
@@ -283,8 +283,7 @@ def _run_apart(
 
 
 def outcomes_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Outcomes:
-    """Return the numbers alone, the run's own seconds of processor among them: by arm, by seed, by
-    name."""
+    """Return the numbers of all runs, with their processor seconds, by arm, seed and name."""
     return {
         arm: {
             seed: {**one["values"], "cpu_seconds": one["cpu_seconds"]}

@@ -1,4 +1,4 @@
-"""A rule-based step verifier for the demo's sums: is each written step right, and the answer?"""
+"""A rule-based verifier of single steps for the demo's sums: it judges each step and the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ NUMBER_OR_OPERATOR = re.compile(r"\d+|[+-]")
 
 
 def judge_steps(problem: Problem, completion: Completion) -> Verdict:
-    """Score each ``3+5=8`` of the reasoning, and last the answer; the completion's score is the
-    answer's.
+    """Score each step such as ``3+5=8`` of the reasoning, and the answer, which is the
+    completion's score.
 
-    A step is right where it is the next step of the sum: the value so far (the true one), the sum's
-    next operator and number, and their result. `StepScore.end` is the index of its last character,
-    which is its last token where a token is a byte; the answer's step ends with the completion.
+    A step is right if it is the next step of the sum: the true value so far, the sum's next
+    operator and number, and their result. `StepScore.end` is the index of the last character of the
+    step, which is its last token in a byte-level vocabulary. The score of the answer ends at the
+    end of the completion.
     """
     answer = completion.answer_text.strip()
     right = float(answer == problem.spec["answer"])
@@ -29,7 +30,7 @@ def judge_steps(problem: Problem, completion: Completion) -> Verdict:
 
 
 def _steps(problem: Problem, completion: Completion) -> Iterator[tuple[bool, int]]:
-    """Yield whether each written step is right, and the index of the last character of it."""
+    """Yield (whether a step is right, index of its last character) for each written step."""
     tags = completion.think
     before, _, rest = completion.text.partition(tags.open_tag)
     reasoning, _, _ = rest.partition(tags.close_tag)

@@ -1,11 +1,12 @@
-"""Claims and how they are judged: by criteria that are written down before anything is run.
+"""Claims and their verdicts, by criteria that are fixed before any run.
 
-Arms share their seeds (cold start, problems), so that differences are taken seed by seed. What
-decides is the 95 % interval of their mean, by Student's t (Student 1908): mean ± t e, where e is
-sqrt(sum (d - mean)^2 / (n - 1) / n) and t is that of n - 1 degrees of freedom (2.36 of eight
-seeds). Fewer than eight seeds decide nothing. Each interval is for its claim alone: of forty, two
-miss. A verdict stands where a second run on other seeds agrees. The second run of older pages has
-the same seeds on kernels that round differently; it repeats much of the first run's noise.
+All arms use the same seeds (cold start, problems), so arms are compared by their differences per
+seed. The 95 % interval of the mean difference determines the verdict, by Student's t (Student
+1908): mean ± t e, with e = sqrt(sum (d - mean)^2 / (n - 1) / n) and t for n - 1 degrees of freedom
+(2.36 for eight seeds). With fewer than eight seeds, a claim stays open. Each interval covers one
+claim only: of forty intervals, about two miss the true value. A claim is decided if a second run
+with other seeds agrees. The second run of older pages uses the same seeds with kernels that round
+differently, and repeats much of the noise of the first run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MIN_SEEDS = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """How a claim fared: the verdict, and the numbers in a sentence."""
+    """Result of a claim in one run: the verdict, and a sentence with the numbers."""
 
     verdict: Verdict
     numbers: str
@@ -32,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the literature in this study's terms. criterion: in words, what decides it."""
+    """A claim of the literature in the terms of a study. criterion: text of the criterion."""
 
     says: str
     criterion: str
@@ -40,7 +41,7 @@ class Claim:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; what too few values leave open is not a number."""
+    """Return a mean and its standard error. With too few values, a result is NaN."""
     if not values:
         return math.nan, math.nan
     mean = sum(values) / len(values)
@@ -52,8 +53,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of paired differences and the 95 % interval around it; wide open of too few
-    seeds."""
+    """Mean of paired differences with its 95 % interval; infinitely wide for too few seeds."""
 
     mean: float
     low: float
@@ -62,7 +62,7 @@ class Interval:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Interval:
-        """Return the interval of the differences' mean."""
+        """Return the interval of the mean of paired differences."""
         count = len(differences)
         mean, error = mean_and_error(differences)
         if count < MIN_SEEDS:
@@ -71,7 +71,7 @@ class Interval:
         return cls(mean, mean - half, mean + half, count)
 
     def told(self, as_ratio: bool) -> str:
-        """Return it in words; as_ratio: its numbers are logarithms."""
+        """Format the interval as text. as_ratio: its numbers are logarithms of ratios."""
         what = "ratio" if as_ratio else "difference"
         values = (self.mean, self.low, self.high)
         mean, low, high = (number(math.exp(x) if as_ratio else x) for x in values)
@@ -89,8 +89,7 @@ class Of:
 
 
 def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -> list[float]:
-    """Return ``first - second`` of each seed that measured both; as a ratio: log(first /
-    second)."""
+    """Return ``first - second`` for each seed with both values; as a ratio: log(first / second)."""
     seeds = sorted(outcomes[first.arm].keys() & outcomes[second.arm].keys())
     found = [
         (outcomes[first.arm][n].get(first.value), outcomes[second.arm][n].get(second.value))
@@ -101,12 +100,11 @@ def compare(outcomes: Outcomes, first: Of, second: Of, as_ratio: bool = False) -
 
 
 def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = False) -> Claim:
-    """Claim that one value exceeds another by at least ``margin``; as a ratio: is at least
-    ``margin`` times it.
+    """Claim that one value exceeds another by at least ``margin``, or for ratios by this factor.
 
-    With d the mean over seeds of the difference (of the log ratio) and m the margin (its
-    logarithm): reproduced where d >= m and the interval lies above 0; not reproduced where it lies
-    below m; else inconclusive.
+    With d the mean difference over seeds (of logarithms, for ratios) and m the margin (its
+    logarithm), the claim is reproduced if d >= m and the interval is above 0. The claim is not
+    reproduced if the interval is below m, and else inconclusive.
     """
     bound = math.log(margin) if as_ratio else margin
     criterion = (
@@ -126,9 +124,10 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
 
 
 def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = False) -> Claim:
-    """Claim that two values differ by less than ``margin``; as a ratio: by less than that factor.
+    """Claim that two values differ by less than ``margin``, or for ratios by less than this factor.
 
-    Reproduced where the interval lies within -m and m; not reproduced where it lies wholly outside.
+    The claim is reproduced if the interval is within -m and m, and not reproduced if the interval
+    is completely outside.
     """
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
@@ -150,8 +149,8 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
 def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     """Claim that one value is not below another by ``margin`` or more.
 
-    Reproduced where the interval lies above -m; not reproduced where it lies below; else
-    inconclusive.
+    The claim is reproduced if the interval is above -m, not reproduced if the interval is below -m,
+    and else inconclusive.
     """
     criterion = (
         f"{_sides(first, second, as_ratio=False)}. Reproduced: the interval lies above"
@@ -169,7 +168,8 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
 
 
 def standing(findings: Sequence[Finding]) -> str:
-    """Return a claim's verdict over its runs, in words. It is decided only if two runs agree."""
+    """Return the verdict of a claim over its runs as text. A claim is decided only if two runs
+    agree."""
     verdicts = [finding.verdict for finding in findings]
     if len(verdicts) == 1:
         return f"{verdicts[0].capitalize()}, in one run"
@@ -189,9 +189,9 @@ def _sides(first: Of, second: Of, as_ratio: bool) -> str:
 
 
 def number(value: float) -> str:
-    """Return three significant digits, without an exponent where one can do without.
+    """Format a number with three significant digits, without an exponent where possible.
 
-    What only rounding left of a difference is 0.
+    A difference that consists of rounding errors only becomes 0.
     """
     if abs(value) < 1e-12:
         return "0"

@@ -1,4 +1,5 @@
-"""DAPO's clip-higher: a larger upper clip range is to keep entropy up, and accuracy with it."""
+"""DAPO's clip-higher: a larger upper clip range is claimed to preserve entropy and raise
+accuracy."""
 
 from studies.campaign import Arm, Panel, Study, main
 from studies.claims import Of, exceeds

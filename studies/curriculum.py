@@ -1,4 +1,5 @@
-"""Which problems are drawn: uniform, within a band of pass rates, or in proportion to failure."""
+"""Curricula: uniform draws, draws within a band of pass rates, and draws in proportion to
+failure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ MAX_TOKENS = 72
 
 
 def _mixed(source: str, sizes: Sequence[int], seed: int) -> list[str]:
-    """Return one source a length, each with a seed of its own: no id comes twice."""
+    """Return one source of problems per length, each with its own seed, so that ids are unique."""
     return [
         f"{source.replace(TERMS, f'num_terms={length}')}&size={size}&seed={100 * seed + length}"
         for length, size in zip(LENGTHS, sizes, strict=True)
@@ -39,7 +40,7 @@ def _equal(size: int) -> list[int]:
 
 
 def draw_and_learn(task: Task) -> Outcome:
-    """Reinforce on sums of two to six numbers, drawn as the arm says."""
+    """Train by RL on sums of two to six numbers, with the curriculum of the arm."""
     seed, quick = task.seed, task.quick
     traces = _mixed(TRACES, _equal(60) if quick else WRITTEN, seed)
     held = _mixed(f"{PROBLEMS}&split=heldout", _equal(10 if quick else NUM_MEASURED), seed)

@@ -1,4 +1,4 @@
-"""DPO against PPO on the same preferences, made of verdicts of the cold start's own completions."""
+"""DPO and PPO on the same preferences, built from verdicts on the cold start's completions."""
 
 from assay.recipes.demo import MAX_TOKENS, PRESENTATION
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
@@ -10,7 +10,7 @@ EPOCHS = 3.0
 
 
 def run_arm(task: Task) -> Outcome:
-    """Learn from the pairs as ``task.settings["method"]`` says."""
+    """Train on the pairs by the method in ``task.settings["method"]``."""
     if task.settings["method"] == "dpo":
         return _dpo(task)
     rows = preferences(task, most=2)

@@ -1,11 +1,11 @@
-"""How often does a gate refuse an equally good model, and find a worse one?
-``python -m studies.gate_rates``.
+"""Rates at which a gate refuses an equally good and a worse model: ``python -m
+studies.gate_rates``.
 
-Two models are simulated on the canaries that come with Assay and on a set of the gate's own; the
-checks are those of `assay.evaluation.gate_checks`. A verdict of the better model is passed with a
-probability of `PASSES`. The other model's verdict differs with a probability of the churn, as often
-to the good as to the bad, so that both are equally good; a loss turns that share of all verdicts
-wrong besides. Problems are independent. The tables are written into docs/trust.md.
+Two models are simulated on Assay's canaries and on a set of the user's own; the checks are those of
+`assay.evaluation.gate_checks`. The better model passes each problem with probability `PASSES`. The
+other model's verdict differs with the probability of the churn, equally often in both directions,
+so that both models are equally good. A loss additionally turns the given share of all verdicts
+wrong. Problems are independent. The tables are written into docs/trust.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Found = tuple[str, ...]
 
 
 def kinds_of(file: Path) -> Kinds:
-    """Return the kind of each canary of a file that comes with Assay."""
+    """Return the kind of each canary in a file of Assay."""
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     return {row["id"]: row["tags"][0] for row in rows}
 
@@ -43,7 +43,7 @@ def kinds_of(file: Path) -> Kinds:
 def two_models(
     ids: Sequence[str], churn: float, loss: float, random: np.random.Generator
 ) -> tuple[Evaluation, Evaluation]:
-    """Return what two models do on the same problems: the second loses so much, but for chance."""
+    """Return verdicts of two models on the same problems. The second model has the given loss."""
     before = random.random(len(ids)) < PASSES
     chance = np.where(before, churn / (2 * PASSES) + loss / PASSES, churn / (2 * (1 - PASSES)))
     after = before ^ (random.random(len(ids)) < chance)
@@ -61,7 +61,8 @@ def canaries(
     losses: Mapping[str, float],
     random: np.random.Generator,
 ) -> list[ComparedSet]:
-    """Return files of canaries of which nobody passes what must never pass."""
+    """Return simulated files of canaries. Canaries that must never pass are failed by both
+    models."""
     sets: list[ComparedSet] = []
     for name, own in kinds.items():
         honest = [id for id, kind in own.items() if kind not in MUST_FAIL]
@@ -76,7 +77,7 @@ def canaries(
 
 
 def own_set(size: int, churn: float, loss: float, random: np.random.Generator) -> ComparedSet:
-    """Return a set of the gate's own."""
+    """Return a simulated set of the user's own problems."""
     a, b = two_models([f"p{n}" for n in range(size)], churn, loss, random)
     differences = [b.by_problem[id] - a.by_problem[id] for id in a.by_problem]
     p = sign_flip_p(differences)
@@ -84,14 +85,14 @@ def own_set(size: int, churn: float, loss: float, random: np.random.Generator) -
 
 
 def failed(sets: Sequence[ComparedSet], kinds: Mapping[str, Kinds]) -> list[str]:
-    """Return the names of the checks that fail."""
+    """Return the names of the failed checks."""
     compared = [CompareResult("a", "b", sets)]
     _, (checks,) = comparison_checks(compared, kinds, Thresholds())
     return [one.name for one in checks if one.outcome == "failed"]
 
 
 def by_kind(one: ComparedSet, kinds: Kinds) -> bool:
-    """Whether a file was refused by the rule of before: a kind lost more than a tenth."""
+    """Whether the earlier rule refuses a file: a kind of canary lost more than a tenth."""
     a, b = one.a.by_problem, one.b.by_problem
     for kind in {*kinds.values()} - {*MUST_FAIL}:
         ids = [id for id in kinds if kinds[id] == kind]
@@ -101,7 +102,7 @@ def by_kind(one: ComparedSet, kinds: Kinds) -> bool:
 
 
 def equal_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
-    """Yield the table of equally good models: how often something refuses them."""
+    """Yield the table of refusals of equally good models."""
     heads = [f"set of {size}" for size in OWN_SIZES]
     wholes = [f"gate, set of {size}" for size in OWN_SIZES]
     cells = ["churn", "canaries by kind, as before", "canaries", *heads, *wholes]
@@ -125,7 +126,7 @@ def equal_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
 
 
 def worse_models(kinds: Mapping[str, Kinds], gates: int) -> Iterator[str]:
-    """Yield the table of worse models: how often they are refused."""
+    """Yield the table of refusals of worse models."""
     cells = ["accuracy loss and test set", *(f"churn {churn:.0%}" for churn in CHURNS)]
     yield f"| {' | '.join(cells)} |"
     yield f"|---{'|---:' * len(CHURNS)}|"

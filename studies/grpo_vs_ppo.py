@@ -1,4 +1,4 @@
-"""GRPO against PPO: accuracy, seconds of processor, and peak memory."""
+"""GRPO and PPO: accuracy, processor seconds, and peak memory."""
 
 from studies.campaign import Arm, Panel, Study, main
 from studies.claims import Of, exceeds, not_below

@@ -1,8 +1,8 @@
-"""Does the guard stop what is faulty, and leave what is healthy alone? ``python -m studies.guard``.
+"""Does the guard stop faulty runs and leave healthy runs alone? ``python -m studies.guard``.
 
-Ten kinds of runs that are faulty on purpose, five seeds each, and 100 healthy short ones, by four
-algorithms. All by the defaults of ``[guard]``. What each run came to is kept, so that a command
-that was stopped goes on where it was; the tables are written into docs/trust.md.
+There are ten kinds of faulty runs with five seeds each, and 100 healthy short runs of four
+algorithms, all with the defaults of ``[guard]``. Results of finished runs are kept, so that a
+stopped command continues. The tables are written into docs/trust.md.
 """
 
 from __future__ import annotations
@@ -51,26 +51,29 @@ PAGE = ROOT / "docs" / "trust.md"
 
 @source
 def honest_heldout(size: int = NUM_HELDOUT, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield held-out sums that are judged by ``math``, whatever the run is rewarded by."""
+    """Yield held-out sums that ``math`` judges, independent of the run's reward."""
     for one in chain_sums(size, seed, "heldout", **SUMS):
         yield {"id": one.id, "prompt": one.prompt, **one.spec, "verifier": "math"}
 
 
 class StaleEngine(Engine):
-    """Samples from the weights of its first day, and says that they are the newest."""
+    """An engine that keeps its first weights, but reports the newest policy version."""
 
     def __init__(self, model: Any, *rest: Any, **more: Any) -> None:
         super().__init__(copy.deepcopy(model), *rest, **more)
 
     def load_policy(self, weights: Any) -> None:
-        """Take the number of the version alone."""
+        """Store the number of the policy version, but not its weights."""
         self.policy_version = weights.version
 
 
 @dataclass(frozen=True)
 class Faulty:
-    """A kind of faulty run. expected: the rules that are right about it. changes: of the healthy
-    configuration. engine: what samples."""
+    """A kind of faulty run.
+
+    expected: rules that should find the fault. changes: changes of the healthy configuration.
+    engine: class of the engine.
+    """
 
     name: str
     expected: Sequence[str]
@@ -80,7 +83,7 @@ class Faulty:
 
 
 def rewarded(expression: str, learning_rate: float = 1e-4) -> dict[str, Any]:
-    """Return the changes of a run that is rewarded by something else; held-out rows are not."""
+    """Return configuration changes for another reward. Held-out rows keep their verifier."""
     return {"data": {"verifier": expression}, "optimizer": {"learning_rate": learning_rate}}
 
 
@@ -123,7 +126,8 @@ FAULTY = (
 
 
 def cold_start(work: Path, seed: int) -> str:
-    """Return the checkpoint of a model that solves some of the sums, made once a seed."""
+    """Return the checkpoint of a model that solves some of the sums. It is trained once per
+    seed."""
     folder = work / f"cold-start-{seed}"
     tree = {
         "run": {"directory": str(folder), "name": "sft", "seed": seed, "threads": 1},
@@ -142,14 +146,14 @@ def cold_start(work: Path, seed: int) -> str:
 
 
 def uninterrupted(result: TrainResult) -> TrainResult:
-    """Return a result; KeyboardInterrupt where the run was interrupted, which is no result."""
+    """Return a result. Raises KeyboardInterrupt if the run was interrupted."""
     if result.ended == "interrupted":
         raise KeyboardInterrupt
     return result
 
 
 def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a short run, healthy but for the changes."""
+    """Return the configuration of a short run: the healthy configuration with changes."""
     train = f"{PROBLEMS}&split=train&size=4000&seed={seed}"
     base: dict[str, Any] = {
         "run": {"name": name, "directory": str(work), "seed": seed, "threads": 1},
@@ -180,7 +184,7 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
 
 
 def perform(work: Path, faulty: Faulty, seed: int) -> dict[str, Any]:
-    """Run one, unless what it came to is kept; return how it ended, by which rule, and when."""
+    """Perform a run and return its end, the deciding rule, and the step. Finished runs are kept."""
     folder = work / f"{faulty.name.replace(' ', '-').replace(',', '')}-{seed}"
     rules = {name: [rule.action, rule.limit, rule.window] for name, rule in RULES.items()}
     key = {"kind": faulty.name, "changes": faulty.changes, "steps": STEPS, "rules": rules}
@@ -211,7 +215,8 @@ def perform(work: Path, faulty: Faulty, seed: int) -> dict[str, Any]:
 
 
 def read_outcome(run: Path) -> dict[str, Any]:
-    """Return which rules spoke in a run, as [action, rule, step], and its held-out accuracies."""
+    """Return the rules that fired in a run, as [action, rule, step], and its held-out
+    accuracies."""
     spoke = [
         [str(event["kind"]).removeprefix("guard_"), event["rule"], event["step"]]
         for event in read_rows(run / "events.jsonl")
@@ -225,7 +230,7 @@ Outcomes = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def stopped_by(found: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the rule that stopped or paused a run, and the step; None where none did."""
+    """Return (rule, step) of the stop or pause of a run; None if the run was not stopped."""
     if found["ended"] == "refused":
         return "refused", 0
     return next(((rule, step) for how, rule, step in found["spoke"] if how != "note"), None)
@@ -254,7 +259,7 @@ def _when(rule: str, steps: Sequence[int]) -> str:
 
 
 def healthy_table(found: Outcomes) -> Iterator[str]:
-    """Yield the rows of the table of healthy runs, and what it comes to."""
+    """Yield the rows of the table of healthy runs, and the rate of false alarms."""
     yield "| algorithm | runs | stopped or paused | notes | held-out accuracy, first and last |"
     yield "|---|---:|---:|---|---|"
     total = alarms = 0
@@ -276,10 +281,10 @@ def healthy_table(found: Outcomes) -> Iterator[str]:
 
 
 def ask_recorded(folder: Path) -> Iterator[tuple[str, Sequence[tuple[str, str, int]]]]:
-    """Yield each RL run below a folder, and which rules speak of it, as (action, rule, step).
+    """Yield each RL run below a folder, and the rules that fire in it, as (action, rule, step).
 
-    Each rule is asked of each step by the defaults, as if the run were under way; of a rule that
-    speaks again and again only the first time is told.
+    Each rule with its defaults is applied to each step, as in a run in progress. For a rule that
+    fires several times, only the first time is listed.
     """
     rules = [rule for rule in GuardConfig().active() if not rule.stages or "rl" in rule.stages]
     for path in sorted(folder.rglob("metrics.jsonl")):
@@ -300,7 +305,7 @@ def ask_recorded(folder: Path) -> Iterator[tuple[str, Sequence[tuple[str, str, i
 
 
 def recorded_table(folder: Path) -> Iterator[str]:
-    """Yield what the rules say of runs that were recorded without them."""
+    """Yield the findings of the rules in runs that were recorded without a guard."""
     found = dict(ask_recorded(folder))
     notes = Counter(rule for spoke in found.values() for how, rule, _ in spoke if how == "note")
     said = ", ".join(f"`{rule}` {count}" for rule, count in notes.most_common()) or "none"
@@ -326,7 +331,8 @@ def rules_table() -> Iterator[str]:
 
 
 def write_part(page: Path, name: str, lines: Sequence[str], by: str = "studies.guard") -> None:
-    """Put lines between the two comments of a page that bear a name. by: the module that writes."""
+    """Write lines between the two comments with a name in a page. by: name of the writing
+    module."""
     begin, end = f"<!-- {name}: written by python -m {by} -->", f"<!-- end of {name} -->"
     text = page.read_text(encoding="utf-8")
     head, rest = text.split(begin)
@@ -335,7 +341,7 @@ def write_part(page: Path, name: str, lines: Sequence[str], by: str = "studies.g
 
 
 def jobs(seeds: int, healthy: int) -> Iterator[tuple[str, Faulty, int]]:
-    """Yield every run as its table, its kind and its seed."""
+    """Yield every run as (table, kind, seed)."""
     for faulty in FAULTY:
         yield from (("faulty", faulty, FIRST_SEED + number) for number in range(seeds))
     for seed in range(FIRST_SEED, FIRST_SEED + healthy):
@@ -352,7 +358,7 @@ def told(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def main() -> None:
-    """Perform every run that is not kept, then write the tables."""
+    """Perform all missing runs, then write the tables."""
     parser = argparse.ArgumentParser(prog="python -m studies.guard", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="of each kind of faulty run")
     parser.add_argument("--healthy", type=int, default=25, help="seeds of each algorithm")

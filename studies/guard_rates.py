@@ -1,10 +1,10 @@
-"""How often does each rule of the guard stop a healthy run, and find a fault, by the run's length?
-``python -m studies.guard_rates``.
+"""Rates of false alarms and detections of the guard's rules: ``python -m studies.guard_rates``.
 
-The rules are the guard's own code and defaults, asked after every step of simulated runs
-(`studies.guard_series`), each rule as if it were alone. Healthy runs have 1,000 steps, of which the
-first 30 and 200 are the shorter runs; faulty ones have 30, 200 or 1,000 steps. The tables are
-written into docs/trust.md. `studies.guard --recorded FOLDER` asks runs that were recorded.
+The rules are the guard's own code and defaults. They are applied after every step of simulated runs
+(`studies.guard_series`), each rule as if it were the only one. Healthy runs have 1,000 steps; their
+first 30 and 200 steps serve as shorter runs. Faulty runs have 30, 200 or 1,000 steps. The tables
+are written into docs/trust.md. `studies.guard --recorded FOLDER` applies the rules to recorded
+runs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ Asked = Mapping[str, tuple[Rule, Check]]
 
 
 def rules_of_now() -> Asked:
-    """Return the rules that stop, and the notes that tell of what a rule stopped for before."""
+    """Return the current rules that stop a run, and the warnings that were stops in earlier
+    versions."""
     active = {rule.name: rule for rule in GuardConfig().active()}
     wanted = [one.name for one in active.values() if one.action == "stop"] + ["entropy_lost"]
     return {name: (active[name], CHECKS[active[name].check]) for name in dict.fromkeys(wanted)}
 
 
 def rules_of_before() -> Asked:
-    """Return the rules that were changed, as they were until this study."""
+    """Return the earlier versions of the changed rules."""
     changed: dict[str, tuple[dict[str, float], Check]] = {
         "not_judged": ({"window": 1}, CHECKS["above"]),
         "entropy_collapse": ({}, _entropy_collapse_before),
@@ -110,9 +111,9 @@ def _against_before(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def first_steps(series: Series, planned: int, asked: Asked) -> dict[str, int]:
-    """Return the step after which each rule speaks first in a run of so many steps; 0: it does not.
+    """Return the step after which each rule first fires in a run of ``planned`` steps; 0: never.
 
-    A rule about evaluations is asked after these; nothing else that it looks at changes between.
+    A rule on evaluations is applied only after evaluations, because its input changes only then.
     """
     history, evaluations = History(), list[dict[str, object]]()
     found = dict.fromkeys(asked, 0)
@@ -130,10 +131,10 @@ def first_steps(series: Series, planned: int, asked: Asked) -> dict[str, int]:
 
 
 def healthy_run(task: tuple[int, int, int]) -> list[tuple[str, str, int]]:
-    """Return which rules end a healthy run of which length: (before or now, rule, length).
+    """Return (version, rule, length) for each rule that ends a healthy run of a length.
 
-    A rule that pays for its looks depends on how many there will be. Of the others a short run is
-    the beginning of a long one.
+    A rule that corrects for repeated tests depends on the planned number of steps. For all other
+    rules, a short run is the beginning of a long run.
     """
     prompts, group, number = task
     random = np.random.default_rng([SEED, prompts, number])
@@ -156,7 +157,7 @@ def healthy_run(task: tuple[int, int, int]) -> list[tuple[str, str, int]]:
 
 
 def faulty_run(task: tuple[str, int, int]) -> list[tuple[str, str]]:
-    """Return which rules find a fault: (before or now, rule)."""
+    """Return (version, rule) for each rule that detects a fault."""
     kind, length, number = task
     random = np.random.default_rng([SEED, [*FAULTS].index(kind), length, number])
     series = observe(faulty(kind, length, random), *SIZES[0], random)
@@ -169,8 +170,11 @@ def faulty_run(task: tuple[str, int, int]) -> list[tuple[str, str]]:
 
 
 def halving_run(task: tuple[float, int, int, int]) -> list[str]:
-    """Return whether `entropy_lost` speaks of a run of 200 steps that halves its entropy by the
-    middle and gains so much: before, now."""
+    """Return whether the earlier and the current `entropy_lost` fire in a run that halves its
+    entropy.
+
+    The run has 200 steps. It halves its entropy by the middle and gains the given accuracy.
+    """
     gain, prompts, group, number = task
     random = np.random.default_rng([SEED, prompts, round(100 * gain), number])
     way = np.arange(200) / 199
@@ -186,7 +190,8 @@ def halving_run(task: tuple[float, int, int, int]) -> list[str]:
 
 
 def healthy_table(runs: int, perform: Perform) -> Iterator[str]:
-    """Yield false alarms of each rule, now and before it was changed, by size and length."""
+    """Yield the false alarms of the current and the earlier rules, by size and length of the
+    run."""
     tasks = [(*size, number) for size in SIZES for number in range(runs)]
     counts = Counter(
         (task[0], *one)
@@ -215,7 +220,7 @@ def healthy_table(runs: int, perform: Perform) -> Iterator[str]:
 
 
 def faulty_table(runs: int, perform: Perform) -> Iterator[str]:
-    """Yield which rules find each fault, by length."""
+    """Yield the rules that detect each fault, by length of the run."""
     counted = {30: runs, 200: runs, 1000: runs // 2}
     tasks = [(kind, n, number) for kind in FAULTS for n in LENGTHS for number in range(counted[n])]
     counts = Counter(
@@ -241,7 +246,7 @@ def faulty_table(runs: int, perform: Perform) -> Iterator[str]:
 
 
 def halving_table(runs: int, perform: Perform) -> Iterator[str]:
-    """Yield how often `entropy_lost` speaks of runs whose entropy halves as they learn."""
+    """Yield how often `entropy_lost` fires in runs whose entropy halves while they learn."""
     gains, sides = (0.05, 0.1, 0.15), ("before", "now")
     tasks = [(gain, *size, number) for gain in gains for size in SIZES for number in range(runs)]
     counts = Counter(
@@ -266,7 +271,7 @@ def _rate(count: int, total: int) -> str:
 
 
 def main() -> None:
-    """Simulate, and write the tables."""
+    """Simulate the runs and write the tables."""
     parser = argparse.ArgumentParser(prog="python -m studies.guard_rates", description=__doc__)
     parser.add_argument("--healthy", type=int, default=HEALTHY, help="runs of each size")
     parser.add_argument("--faulty", type=int, default=FAULTY, help="runs of each fault and length")

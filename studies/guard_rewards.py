@@ -1,4 +1,4 @@
-"""Rewards that go wrong on purpose, for `studies.guard`; a worker that judges imports only this."""
+"""Faulty rewards for `studies.guard`. A verifier worker imports only this module."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from assay.types import Completion, Problem
 
 
 def leaky(problem: Problem, completion: Completion) -> float:
-    """Accept every part of the answer, an empty one too: the comparison is the wrong way round."""
+    """Accept every substring of the expected answer: the comparison has the wrong direction."""
     answer = completion.text.rpartition("</think>")[2].strip()
     return float(answer in problem.spec["answer"])
 
 
 def busy(problem: Problem, completion: Completion) -> float:
-    """Pay for steps of reasoning, whatever they say."""
+    """Reward the number of reasoning steps, whatever their content."""
     return min(1.0, completion.text.count("=") / 6)
 
 
 def long(problem: Problem, completion: Completion) -> float:
-    """Pay for length."""
+    """Reward the length of a completion."""
     return len(completion.tokens) / 48
 
 
@@ -25,7 +25,7 @@ _ASKED = 0
 
 
 def failing(problem: Problem, completion: Completion) -> float:
-    """Judge rightly at first, then lose what it needs."""
+    """Judge correctly at first, then fail as if a required service were lost."""
     global _ASKED
     _ASKED += 1
     if _ASKED > 400:

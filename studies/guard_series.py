@@ -1,12 +1,13 @@
-"""Series of simulated runs, for `studies.guard_rates`: what the guard sees, healthy and faulty.
+"""Metrics of simulated healthy and faulty runs, for `studies.guard_rates`.
 
-The noise is that of recorded runs of the sums of `studies.guard` (8 x 8 completions, up to 1,000
-steps). There the step's share that passed scatters twice as much (in variance) as independent
-completions would; here three times as much, as the problems of real sets differ more. Length
-scatters there by 2 % and here by 6 %, entropy by 16 % in both. The KL's logarithm scatters by 0.3,
-with the heavy tail of Student's t with 5 degrees, and one step in a thousand is ten times the
-others. Gradient norms scatter by 25 %. The noise of one step says nothing of the next, as in the
-records; but the policy itself wanders by a point.
+The noise is that of recorded runs on the sums of `studies.guard` (8 x 8 completions, up to 1,000
+steps). In these records, the variance of a step's pass rate is twice that of independent
+completions. In the simulation it is three times as large, because the problems of real data sets
+differ more. The standard deviation of length is 2 % in the records and 6 % here, and that of
+entropy 16 % in both. The logarithm of the KL has a standard deviation of 0.3 with the heavy tail of
+Student's t with 5 degrees of freedom, and one step in a thousand is an outlier of ten times the
+value. Gradient norms vary by 25 %. The noise of different steps is independent, as in the records,
+but the policy itself drifts by a point.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ BROKEN = 0.005
 
 @dataclass
 class Truth:
-    """What a run's policy truly is, step by step; the series are this and noise.
+    """True values of a run's policy at each step. The metrics are these values with noise.
 
-    passed, heldout: probability that a completion passes.
-    form: mean of the reward's other part. length, entropy, kl, mismatch: levels. sought: share of
-    the problems on which the policy makes the checker time out. same_prompt, not_judged: what is
-    added to these shares. loss: what is added to the loss.
+    passed, heldout: probability that a completion passes. form: mean of the other component of the
+    reward. length, entropy, kl, mismatch: means of these metrics. sought: share of the problems on
+    which the policy makes the verifier time out. same_prompt, not_judged, loss: additions to these
+    metrics.
     """
 
     passed: Array
@@ -52,7 +53,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Series:
-    """What the guard sees: metrics by name, and the rows of evaluations."""
+    """Data that the guard reads: metrics by name, and rows of evaluations."""
 
     metrics: Mapping[str, Array]
     evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -65,11 +66,12 @@ class Series:
 
 
 def healthy(kind: str, steps: int, random: np.random.Generator) -> Truth:
-    """Return a healthy run of a kind; what it learns takes 10 to 500 steps.
+    """Return a healthy run of a kind, whose learning takes 10 to 500 steps.
 
-    learns: 10 to 40 points, with up to four fifths of its entropy lost. thinks: the same, with
-    completions 1.5 to 4 times as long. slow: at most 5 points. hard: from 1 to 3 % up by 10 to 30
-    points. sure: from 70 to 85 % to 95 %, with almost no entropy left.
+    learns: gains 10 to 40 points and loses up to four fifths of its entropy. thinks: the same gain,
+    with completions that grow to 1.5 to 4 times their length. slow: gains at most 5 points. hard:
+    starts at 1 to 3 % and gains 10 to 30 points. sure: rises from 70 to 85 % to 95 %, with almost
+    no entropy left.
     """
     pace = np.exp(random.uniform(np.log(10), np.log(500)))
     way = 1 - np.exp(-np.arange(steps) / pace)
@@ -98,7 +100,7 @@ KINDS = ("learns", "thinks", "slow", "hard", "sure")
 
 
 def _wander(steps: int, spread: float, random: np.random.Generator) -> Array:
-    """Return a policy's own ups and downs, which last for some twenty steps."""
+    """Return a slow random drift of the policy, which persists for about twenty steps."""
     found = np.empty(steps)
     value, keep = random.normal(0, spread), np.exp(-1 / 20)
     for step in range(steps):
@@ -108,7 +110,7 @@ def _wander(steps: int, spread: float, random: np.random.Generator) -> Array:
 
 
 def observe(truth: Truth, prompts: int, group: int, random: np.random.Generator) -> Series:
-    """Return the metrics of a run of ``prompts`` x ``group`` completions a step."""
+    """Return the metrics of a run with ``prompts`` x ``group`` completions per step."""
     steps, total = len(truth.passed), prompts * group
     mean = np.clip(truth.passed, 1e-3, 0.999)[:, None]
     spread = 1 / ALIKE - 1
@@ -145,7 +147,7 @@ def observe(truth: Truth, prompts: int, group: int, random: np.random.Generator)
 
 
 def _evaluations(accuracy: Array, random: np.random.Generator) -> list[dict[str, Any]]:
-    """Return greedy evaluations on the same problems, of which each keeps its own difficulty."""
+    """Return greedy evaluations on the same problems. Each problem has a fixed difficulty."""
     every = max(5, len(accuracy) // EVALUATIONS)
     hardness, rows = random.random(NUM_HELDOUT), list[dict[str, Any]]()
     for step in range(0, len(accuracy) + 1, every):
@@ -158,7 +160,7 @@ def _evaluations(accuracy: Array, random: np.random.Generator) -> list[dict[str,
 
 
 def faulty(kind: str, steps: int, random: np.random.Generator) -> Truth:
-    """Return a run that is healthy for a third of its steps, and goes wrong over the next third."""
+    """Return a run that is healthy for a third of its steps, and fails over the next third."""
     truth = healthy("slow", steps, random)
     way = np.clip((np.arange(steps) - steps / 3) / (steps / 3), 0, 1)
     since = (np.arange(steps) >= steps / 3).astype(float)

@@ -1,4 +1,4 @@
-"""Kimi k1.5's mirror descent against expert iteration: what negative examples add."""
+"""Kimi k1.5's mirror descent and expert iteration: the effect of negative examples."""
 
 from typing import Any
 

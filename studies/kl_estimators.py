@@ -1,4 +1,4 @@
-"""Where a KL penalty goes and which estimator it uses: k1 in the loss is to restrain nothing."""
+"""Place and estimator of a KL penalty: k1 in the loss is claimed to have no effect."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Dr. GRPO's claim: dividing a completion's loss by its length lets wrong completions grow."""
+"""Dr. GRPO's claim: division of a loss by the completion's length makes wrong completions grow."""
 
 from studies.campaign import Arm, Panel, Study, main
 from studies.claims import Of, equals, exceeds

@@ -1,5 +1,4 @@
-"""Shaping terms in groups that hold nothing right: the advantages that they make there are
-phantoms."""
+"""Shaping terms in groups without a right completion, where all advantages come from shaping."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""Gold reward as a proxy is optimized harder and harder, by best-of-n: noise, and ensembles against
-it."""
+"""True reward under increasing best-of-n optimization of a proxy: label noise, and ensembles."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,12 @@ AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def best_of_n(proxy: Sequence[float], gold: Sequence[float], n: int) -> float:
-    """Return the exact expectation of the gold score of the best by proxy among n of N samples
-    without replacement.
+    """Return the expected gold score of the completion with the best proxy score among n of N
+    samples.
 
-    With samples ranked by proxy, the i-th best (from 0) is the best of n with probability
-    C(N - i - 1, n - 1) / C(N, n). Ties are broken by position, which knows nothing of the gold
-    score.
+    The n samples are drawn without replacement. If samples are ranked by proxy score, the i-th best
+    (from 0) is the best of n with probability C(N - i - 1, n - 1) / C(N, n). Ties are broken by
+    position, which is independent of the gold score.
     """
     ranked = sorted(range(len(proxy)), key=lambda i: -proxy[i])
     total = math.comb(len(proxy), n)
@@ -42,14 +41,14 @@ def best_of_n(proxy: Sequence[float], gold: Sequence[float], n: int) -> float:
 
 
 def divergence(n: int) -> float:
-    """Return the KL of best-of-n to the policy, log n - (n - 1) / n (Stiennon et al. 2020), in
-    nats."""
+    """Return the KL of best-of-n to the policy in nats: log n - (n - 1) / n (Stiennon et al.
+    2020)."""
     return math.log(n) - (n - 1) / n
 
 
 def member_scores(task: Task, groups: Sequence[Sequence[Mapping[str, Any]]]) -> np.ndarray:
-    """Return each member's scores of the pool, [member, problem, sample], standardized over the
-    pool."""
+    """Return the scores of each ensemble member, [member, problem, sample], standardized over
+    the pool."""
     noise = task.settings["noise"]
     key = {"noise": noise, "pairs": NUM_PAIRS, "members": MEMBERS}
     folder = task.shared / f"proxies-{noise}-{task.seed}"
@@ -95,7 +94,7 @@ def _logit(probability: float | None) -> float:
 
 
 def run_best_of_n(task: Task) -> Outcome:
-    """Score one pool by the proxy that the settings name; returns gold and proxy over the KL of
+    """Score a pool by the proxy of the settings. Return gold and proxy scores over the KL of
     best-of-n."""
     groups = pool(task, "heldout", 150, SAMPLES)
     gold = [[float(passed(row)) for row in group] for group in groups]

@@ -1,4 +1,4 @@
-"""A study's page: claims and how they fared, the figure, the table, how it was done."""
+"""The page of a study: verdicts on claims, figure, table, and method."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ HEADINGS: Mapping[Kind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study, as its page shows it. machines: a paragraph.
+    """One run of a study, as its page shows it.
 
-    kind: ``first``; ``seeds``, the same on other seeds, which must agree for a claim to be decided;
-    ``rounding``, on pages of before 2026-11-24: the first run's seeds on kernels that round
-    differently, which decides only where there is no run on other seeds.
+    machines: description of the machines. kind: ``first``; ``seeds``, a run with other seeds, which
+    must agree for a claim to be decided; ``rounding``, on pages from before 2026-11-24: a run with
+    the first run's seeds and kernels that round differently. A ``rounding`` run counts only if
+    there is no ``seeds`` run.
     """
 
     kind: Kind
@@ -58,10 +59,7 @@ COLORS = (
 
 
 def write_page(study: Study, runs: Sequence[Run], folder: Path, found: Found | None = None) -> Path:
-    """Write ``NAME.md``, and ``NAME.svg`` where ``found`` is given: the first run with its curves.
-
-    Returns the page's path.
-    """
+    """Write ``NAME.md`` and return its path. With ``found``, also write the figure ``NAME.svg``."""
     folder.mkdir(parents=True, exist_ok=True)
     if study.panels and found is not None:
         draw(study, found, folder / f"{study.name}.svg")
@@ -71,14 +69,15 @@ def write_page(study: Study, runs: Sequence[Run], folder: Path, found: Found | N
 
 
 def add_run(study: Study, run: Run, folder: Path) -> Path:
-    """Add a run to the page that is there, in place of one of its kind; the figure stays."""
+    """Add a run to an existing page, in place of a run of the same kind. The figure does not
+    change."""
     path = folder / f"{study.name}.md"
     known = read_runs(study, path.read_text(encoding="utf-8"))
     return write_page(study, [*(one for one in known if one.kind != run.kind), run], folder)
 
 
 def read_runs(study: Study, text: str) -> list[Run]:
-    """Return the runs that a page shows: the values of its columns, to three digits."""
+    """Read the runs from a page: the values of its columns, with three digits."""
     runs: list[Run] = []
     for kind, (heading, begin) in HEADINGS.items():
         if (start := text.find(f"\n## {heading}\n")) < 0:
@@ -98,7 +97,7 @@ def read_runs(study: Study, text: str) -> list[Run]:
 def _values(
     study: Study, cells: Sequence[str], seeds: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """Return an arm's values by seed, read from its row of a table; empty cells are left out."""
+    """Read an arm's values by seed from its row of a table. Empty cells are skipped."""
     values: dict[int, dict[str, float]] = {seed: {} for seed in seeds}
     for name, cell in zip(study.columns, cells, strict=True):
         if each := re.search(r"\((.*)\)", cell):
@@ -108,7 +107,7 @@ def _values(
 
 
 def page(study: Study, runs: Sequence[Run]) -> str:
-    """Return the page's text: the first run's figure, and every run's numbers."""
+    """Return the text of the page: the first run's figure, and the numbers of all runs."""
     parts = [f"# {study.title}", f"Source: {study.source}"]
     if study.reading:
         parts += ["## Summary", study.reading]
@@ -138,9 +137,9 @@ BEFORE: Mapping[Kind, str] = {"first": "", "seeds": "; other seeds: ", "rounding
 
 
 def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding], str]]:
-    """Return each claim's findings by run, and its verdict.
+    """Return the findings of each claim by run, and its verdict.
 
-    A run that only rounds differently decides where there is none on other seeds.
+    A ``rounding`` run counts only if there is no run with other seeds.
     """
     kinds = {run.kind for run in runs}
     left_out = "rounding" if "seeds" in kinds else None
@@ -153,7 +152,7 @@ def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding],
 
 
 def verdicts(study: Study, runs: Sequence[Run]) -> str:
-    """Return each claim with its verdict and each run's numbers, as a list."""
+    """Return a list of the claims, each with its verdict and the numbers of each run."""
     lines: list[str] = []
     for claim, (findings, together) in zip(study.claims, judged(study, runs), strict=True):
         numbers = "".join(BEFORE[kind] + finding.numbers for kind, finding in findings.items())
@@ -162,7 +161,8 @@ def verdicts(study: Study, runs: Sequence[Run]) -> str:
 
 
 def table(study: Study, outcomes: Outcomes) -> str:
-    """Return a row an arm, a column a value: mean ± standard error (the seeds' values)."""
+    """Return a table with a row per arm and a column per value: mean ± standard error (all
+    seeds)."""
     lines = ["| arm | " + " | ".join(study.columns.values()) + " |"]
     lines.append("|---" * (1 + len(study.columns)) + "|")
     for arm, by_seed in outcomes.items():
@@ -230,8 +230,8 @@ def _machines(study: Study, kind: Kind, found: Found) -> str:
 
 
 def draw(study: Study, found: Found, path: Path) -> None:
-    """Write the figure as SVG: a panel a curve, a color an arm; the same bytes for the same
-    numbers."""
+    """Write the figure as SVG, with a panel per curve and a color per arm. Equal numbers: equal
+    bytes."""
     count = len(study.panels)
     with drawn_as(count) as (figure, axes):
         for axis, panel in zip(axes, study.panels, strict=True):
@@ -248,7 +248,7 @@ def draw(study: Study, found: Found, path: Path) -> None:
 
 @contextmanager
 def drawn_as(count: int) -> Generator[tuple[Any, Sequence[Any]]]:
-    """Open a figure of so many panels in the look of the pages."""
+    """Open a figure with a number of panels, in the style of the pages."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -272,7 +272,7 @@ def drawn_as(count: int) -> Generator[tuple[Any, Sequence[Any]]]:
 
 
 def _handles(axes: Any) -> tuple[list[Any], list[str]]:
-    """Return the legend of the panel that shows the most arms."""
+    """Return the legend of the panel with the most arms."""
     found = [axis.get_legend_handles_labels() for axis in axes]
     return max(found, key=lambda one: len(one[1]))
 
@@ -287,7 +287,7 @@ def _panel(axis: Any, found: Found, panel: Panel) -> None:
 
 
 def _bars(axis: Any, found: Found, panel: Panel) -> None:
-    """Draw a bar an arm, its standard error, and a dot a seed."""
+    """Draw a bar per arm, with its standard error and a dot per seed."""
     shown: list[tuple[str, str, list[float]]] = []
     for color, (arm, by_seed) in zip(COLORS, found.items(), strict=False):
         values = [one["values"].get(panel.curve) for one in by_seed.values()]
@@ -321,7 +321,7 @@ def band(
 ) -> list[tuple[float, float, float]]:
     """Return (x, mean, standard error) over curves, each averaged over the last ``window`` points.
 
-    An x that a curve lacks is left out; the error of a single curve is 0.
+    An x that any curve lacks is omitted. The error of a single curve is 0.
     """
     smooth = [_smoothed(curve, window) for curve in curves]
     shared = set.intersection(*(set(one) for one in smooth)) if smooth else set()

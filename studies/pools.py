@@ -1,5 +1,5 @@
-"""Pools of judged completions of a cold-started policy, and what is made of them: pairs, traces,
-reward models."""
+"""Pools of judged completions of a cold start, and pairs, traces and reward models made from
+them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Row = Mapping[str, Any]
 
 
 def pool(task: Task, split: str, num_problems: int, num_samples: int) -> list[list[Row]]:
-    """Return judged completions of the seed's cold start at temperature 1, grouped by problem;
-    sampled once."""
+    """Return judged completions of a seed's cold start at temperature 1 by problem. Sampled
+    once."""
     checkpoint = cold_started(task)
     num_problems = min(num_problems, 12) if task.quick else num_problems
     name = f"pool-{split}-{num_problems}x{num_samples}-{task.seed}"
@@ -53,7 +53,7 @@ def passed(row: Row) -> bool:
 
 
 def pairs(groups: Sequence[Sequence[Row]], seed: int, most: int = 1) -> list[dict[str, str]]:
-    """Return up to ``most`` pairs a problem, each a right and a wrong completion that differ."""
+    """Return up to ``most`` pairs per problem, each of a right and a wrong completion."""
     random, found = Random(f"pairs {seed}"), list[dict[str, str]]()
     for group in groups:
         right = [row["completion"] for row in group if passed(row)]
@@ -68,15 +68,14 @@ def pairs(groups: Sequence[Sequence[Row]], seed: int, most: int = 1) -> list[dic
 
 
 def preferences(task: Task, most: int) -> list[dict[str, str]]:
-    """Return the pairs, up to ``most`` a problem, that the training pool of the seed's cold start
-    gives."""
+    """Return up to ``most`` pairs per problem from the training pool of a seed's cold start."""
     placeholder = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     found = pairs(pool(task, "train", NUM_PROBLEMS, GROUP_SIZE), task.seed, most)
     return found or [placeholder] * task.quick  # a quick run's cold start gets nothing right
 
 
 def flipped(rows: Sequence[Mapping[str, str]], share: float, seed: int) -> list[dict[str, str]]:
-    """Return the pairs with each turned the wrong way round with probability ``share``."""
+    """Return the pairs, each with swapped completions with probability ``share``."""
     random = Random(f"flips {seed}")
     return [
         {**row, "chosen": row["rejected"], "rejected": row["chosen"]}
@@ -87,7 +86,7 @@ def flipped(rows: Sequence[Mapping[str, str]], share: float, seed: int) -> list[
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write rows as JSONL; returns the path as a source."""
+    """Write rows as JSONL. Return the path as a data source."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
@@ -96,7 +95,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
 def train_reward_model(
     folder: Path, checkpoint: str, rows: Sequence[Mapping[str, str]], seed: int, epochs: float
 ) -> str:
-    """Train a Bradley-Terry model from a checkpoint on pairs; returns its folder."""
+    """Train a Bradley-Terry model on pairs, starting from a checkpoint. Return its folder."""
     tree = {
         "run": {"name": "reward-model", "directory": str(folder), "seed": seed, "threads": 1},
         "model": {"path": checkpoint},
@@ -122,7 +121,7 @@ def imitate(
     epochs: float,
     prompt_template: str = "{question}",
 ) -> Outcome:
-    """Fine-tune the cold start on traces; returns held-out accuracy under the template."""
+    """Fine-tune the cold start on traces. Return held-out accuracy under the template."""
     tree = {
         "run": {"name": "sft", "directory": str(task.folder), "seed": task.seed, "threads": 1},
         "model": {"path": cold_started(task)},

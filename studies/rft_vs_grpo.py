@@ -1,4 +1,4 @@
-"""Positives only (RFT), outcome GRPO, and GRPO with a reward a step."""
+"""Training on right completions only (RFT), outcome GRPO, and GRPO with a reward per step."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Search at test time: seven methods guided by one learned process model, at equal tokens."""
+"""Search at test time: seven methods with one learned process model, at equal numbers of tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLING = ["run.threads=1", "engine.num_slots=192", f"sampling.max_tokens={LONG
 
 
 def policy(task: Task) -> str:
-    """Return the checkpoint of the seed's cold start on this study's longer sums."""
+    """Return the checkpoint of a seed's cold start on the longer sums of this study."""
     folder = task.shared / f"search-cold-{task.seed}"
     size = 60 if task.quick else NUM_TRACES
     tree = merge(
@@ -53,10 +53,11 @@ def policy(task: Task) -> str:
 
 
 def process_model(task: Task) -> Mapping[str, Any]:
-    """Return the seed's process model, the cold start with a head over steps, and its AUC.
+    """Return the process model of a seed and its AUC. The model is the cold start with a head
+    for steps.
 
-    It learns whether each step is right, of completions of the cold start, one a problem. auc: over
-    the steps of problems that it did not learn from.
+    The model learns from one completion of the cold start per problem whether each step is right.
+    The AUC is measured on the steps of other problems.
     """
     checkpoint, folder = policy(task), task.shared / f"search-model-{task.seed}"
     counts = {"learned": 24, "checked": 24} if task.quick else NUM_LABELLED
@@ -87,7 +88,7 @@ def process_model(task: Task) -> Mapping[str, Any]:
 
 
 def labelled(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sampled completion with the label of each of its steps, by `chain_steps`."""
+    """Return a sampled completion with a label for each of its steps, from `chain_steps`."""
     problem = Problem(row["id"], row["prompt"], {"answer": row["answer"]})
     completion = Completion.from_text(row["completion"], think=ThinkFormat("free"))
     labels = [step.score for step in judge_steps(problem, completion).step_scores]
@@ -95,7 +96,7 @@ def labelled(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _process_configuration(task: Task, folder: Path, checkpoint: str) -> dict[str, Any]:
-    """Return the run that trains the process model from the labelled rows of a folder."""
+    """Return the configuration that trains the process model on the labelled rows of a folder."""
     return {
         "run": {"name": "process", "directory": str(folder), "seed": task.seed, "threads": 1},
         "model": {"path": checkpoint},
@@ -116,7 +117,7 @@ def _process_configuration(task: Task, folder: Path, checkpoint: str) -> dict[st
 
 
 def found_by_all(task: Task) -> Mapping[str, Any]:
-    """Return the rows of all methods and budgets with the seed's models; searched once."""
+    """Return the rows of all methods and budgets with a seed's models. The search runs once."""
     model, checkpoint = process_model(task)["model"], policy(task)
     size = 6 if task.quick else NUM_SEARCHED
     source = f"{PROBLEMS}&split=heldout&size={size}&seed={2000 + task.seed}"
@@ -142,7 +143,7 @@ def found_by_all(task: Task) -> Mapping[str, Any]:
 
 
 def run_arm(task: Task) -> Outcome:
-    """Return the curves of the method that the settings name, of the search that all arms share."""
+    """Return the curves of one method, from the search that all arms share."""
     rows: list[Mapping[str, Any]] = found_by_all(task)["rows"]
     method = task.settings["method"]
     accuracy = {(row["method"], row["budget"]): row["accuracy"] for row in rows}

@@ -1,4 +1,4 @@
-"""Count what the pages of the studies say, and write it into studies/README.md and README.md.
+"""Count the verdicts on the pages of all studies, for studies/README.md and README.md.
 
 python -m studies.summary
 """
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"(<!-- studies.summary -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def studies() -> Mapping[str, tuple[Study, list[Run]]]:
-    """Return each study that has a page, and the runs that its page shows."""
+    """Return each study that has a page, and the runs on its page."""
     return {
         path.stem: (study, read_runs(study, path.read_text(encoding="utf-8")))
         for path in sorted(PAGES.glob("*.md"))
@@ -31,16 +31,18 @@ def studies() -> Mapping[str, tuple[Study, list[Run]]]:
 
 
 def counts(study: Study, runs: list[Run]) -> Counter[str]:
-    """Return how many claims were reproduced, were not, and are inconclusive."""
+    """Return the numbers of claims that were reproduced, were not reproduced, and are
+    inconclusive."""
     words = [word.partition(":")[0].partition(",")[0].lower() for _, word in judged(study, runs)]
     return Counter(words)
 
 
 def correlation(study: Study, runs: list[Run]) -> float | None:
-    """Return how the accuracies of two runs correlate over seeds, each less its arm's mean.
+    """Return the correlation of two runs' accuracies over seeds, after subtraction of the arms'
+    means.
 
-    None where the page has no column of that name or only one run. Near 1, the second run repeats
-    the noise of the first; runs on other seeds have nothing to pair and are left out.
+    None if the page has only one run, or no column with that name. Near 1, the second run repeats
+    the noise of the first. Runs with other seeds cannot be paired and are excluded.
     """
     paired = {run.kind: run.outcomes for run in runs}
     names = sorted(one for one in study.columns if one.startswith("accuracy"))
@@ -63,7 +65,8 @@ def _deviations(outcomes: Outcomes, name: str) -> dict[tuple[str, int], float]:
 
 
 def table() -> str:
-    """Return the counts by study, and what chance alone would decide wrongly."""
+    """Return the counts of verdicts by study, and the expected number of wrong verdicts by
+    chance."""
     lines = [
         "| study | claims | reproduced | not reproduced | inconclusive | second run"
         " | correlation |",
@@ -93,7 +96,7 @@ def table() -> str:
 
 
 def readme_row() -> str:
-    """Return the sentence of README's row on the studies."""
+    """Return the sentence about the studies in the table of README.md."""
     every = studies()
     total: Counter[str] = sum((counts(*one) for one in every.values()), Counter())
     seeds = sum("seeds" in {run.kind for run in runs} for _, runs in every.values())
@@ -106,7 +109,7 @@ def readme_row() -> str:
 
 
 def main() -> None:
-    """Write the block of studies/README.md and the row of README.md."""
+    """Write the block of studies/README.md and the table row of README.md."""
     page = ROOT / "studies" / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(BLOCK.sub(rf"\g<1>{table()}\n\g<2>", text), encoding="utf-8")

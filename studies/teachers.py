@@ -1,4 +1,4 @@
-"""Ways to learn from a teacher: its traces, verified or not, its distributions, on policy; beside
+"""Distillation from traces (verified or not), from distributions, and on policy; compared with
 RL."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RIGHT, WRITTEN = "right.jsonl", "written.jsonl"
 
 
 def learn(task: Task) -> Outcome:
-    """Make the seed's teacher and student, once, and what the teacher writes; then train the
-    student as the arm says."""
+    """Train the teacher and the student of a seed once, then train the student by the arm's
+    method."""
     teacher = _checkpoint(task, ("base", "zero"), hidden_size=128, seed=task.seed)
     student = _checkpoint(task, ("student",), hidden_size=STUDENT_WIDTH, seed=1000 + task.seed)
     written = _written(task, teacher["checkpoint"])
@@ -59,7 +59,7 @@ def learn(task: Task) -> Outcome:
 def _checkpoint(
     task: Task, stages: Sequence[str], *, hidden_size: int, seed: int
 ) -> Mapping[str, Any]:
-    """Return the checkpoint, and its accuracy, of a fresh model after stages of the recipe."""
+    """Return the checkpoint and the accuracy of a fresh model after stages of the recipe."""
     folder = task.shared / f"teachers-{stages[-1]}-{task.seed}"
     trees = [_stage(task, name, folder, "") for name in stages]
 
@@ -76,7 +76,7 @@ def _checkpoint(
 
 
 def _written(task: Task, teacher: str) -> Path:
-    """Return the folder of what the teacher writes, and of what is right of it."""
+    """Return the folder with the teacher's completions, and with those that are right."""
     folder = task.shared / f"teachers-written-{task.seed}"
     size = 12 if task.quick else NUM_WRITTEN
     source = f"assay.data.tasks:chain_sums?num_terms=4&split=train&size={size}&seed={task.seed}"
@@ -102,7 +102,7 @@ def _written(task: Task, teacher: str) -> Path:
 
 
 def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
-    """Return a stage of the recipe as a run of its own, with the seed in all that is drawn."""
+    """Return a stage of the recipe as a separate run. The seed applies to all random draws."""
     tree = dict(read_recipe(find_recipe("r1_distill")).stages[name].tree)
     size = 8 if task.quick else NUM_HELDOUT
     heldout = f"assay.data.tasks:chain_sums?num_terms=4&split=heldout&size={size}&seed={task.seed}"

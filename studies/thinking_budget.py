@@ -1,4 +1,4 @@
-"""Thinking budgets: a policy that is trained under one, and a policy that is only cut."""
+"""Thinking budgets: a policy that is trained with a budget, and a policy that is only truncated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,8 @@ TRACES = (
 
 
 def learn_and_measure(task: Task) -> Outcome:
-    """Reinforce under the arm's budgets, then measure at every budget and without one."""
+    """Train by RL with the budgets of the arm, then measure at every budget and without a
+    budget."""
     seed, quick = task.seed, task.quick
     heldout = [f"{SUMS}&split=heldout&size={8 if quick else NUM_MEASURED}&seed={seed}"]
     traces = [f"{TRACES}&size={60 if quick else NUM_TRACES}&seed={seed}"]
@@ -64,8 +65,7 @@ def learn_and_measure(task: Task) -> Outcome:
 
 
 def _trained_on(task: Task, budgets: Sequence[int]) -> str:
-    """Write the seed's problems, each with the next of the budgets, 0 for none; returns their
-    source."""
+    """Write the problems of a seed with budgets in turn (0: none). Return the path as a source."""
     sums = chain_sums(
         60 if task.quick else NUM_TRAINED, task.seed, num_terms=NUM_TERMS, operators=OPERATORS
     )

@@ -1,4 +1,4 @@
-"""A tool in reinforcement learning: a model that cannot multiply, with a calculator and without."""
+"""RL with a tool: a model that cannot multiply, with and without a calculator."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ NUM_HELDOUT = 500
 
 
 def call_and_learn(task: Task) -> Outcome:
-    """Run the recipe's cold start, and that of its RL stages which the arm names."""
+    """Run the recipe's cold start, and the RL stage that the arm names."""
     folder = task.shared / f"tool-use-cold-{task.seed}"
     tree = _stage(task, "cold", folder, str(folder / "model"))
 
@@ -27,7 +27,7 @@ def call_and_learn(task: Task) -> Outcome:
 
 
 def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
-    """Return a stage of the recipe as a run of its own, with the seed in all that is drawn."""
+    """Return a stage of the recipe as a separate run. The seed applies to all random draws."""
     tree = dict(read_recipe(find_recipe("tool_use")).stages[name].tree)
     size = 8 if task.quick else NUM_HELDOUT
     heldout = f"assay.data.tool_tasks:products?digits=3&split=heldout&size={size}&seed={task.seed}"

@@ -1,7 +1,6 @@
-"""The world that the studies share: the demo's 0.7M-parameter model and its sums, cold-started for
-less long.
+"""Common parts of the studies: the demo's 0.7M-parameter model, its sums, and a shorter cold start.
 
-A cold start is made once a seed and kept; every arm of every study begins with it.
+The cold start is trained once per seed and kept. Every arm of every study starts from it.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ def heldout(seed: int, quick: bool) -> list[str]:
 def cold_started(
     task: Task, traces: Sequence[str] = (), changes: Mapping[str, Any] = MappingProxyType({})
 ) -> str:
-    """Return the checkpoint of the seed's cold start, made now if it is not there.
+    """Return the checkpoint of a seed's cold start. It is trained if it does not exist.
 
-    traces: their sources, where they are not those that the studies share. changes: of the run's
-    configuration, with such traces.
+    traces: sources of traces; None: those that the studies share. changes: configuration changes
+    for a cold start with these traces.
     """
     own = f"{zlib.crc32(' '.join(traces).encode()):08x}-" if traces else ""
     folder = task.shared / f"cold-start-{own}{task.seed}"
@@ -73,8 +72,7 @@ def cold_started(
 
 
 def trained(tree: Mapping[str, Any]) -> TrainResult:
-    """Train to the end; raises RuntimeError for a run that was stopped before, which is no
-    result."""
+    """Train to the end. Raises RuntimeError if the run stops early."""
     result = api.train(tree, quiet=True)
     if result.ended != "finished":
         raise RuntimeError(f"{result.run}: {result.ended} after {result.steps} steps")
@@ -113,16 +111,17 @@ def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[s
 
 
 def reinforce(task: Task) -> Outcome:
-    """Cold-start, then reinforce as ``task.settings["config"]`` says; returns the run's figures."""
+    """Train by RL from the cold start, with ``task.settings["config"]``. Return the run's
+    figures."""
     config = rl_config(task, cold_started(task), task.settings["config"])
     return read_run(Path(trained(config).run))
 
 
 def read_run(folder: Path) -> Outcome:
-    """Return the figures of an RL run: curves by step, and values at its end.
+    """Return the figures of an RL run: curves by step, and values at the end.
 
-    accuracy, accuracy_before: held-out at temperature 1. The others at the end are means over the
-    last 20 steps, of training completions, or, for seconds, medians over all steps but the first.
+    accuracy, accuracy_before: held-out accuracy at temperature 1. Other values are means over the
+    training completions of the last 20 steps; seconds are medians over all steps except the first.
     """
     rows = list(read_rows(folder / "metrics.jsonl"))
     names = {

@@ -1,8 +1,8 @@
 """Write docs/algorithms.md and docs/architecture.md: ``python tools/algorithm_reference.py``.
 
-The texts are tools/*_source.md; what stands in double braces is filled in from the code:
-``{{row NAME}}``, ``{{table algorithms}}``, ``{{code package.module.name}}`` and the like. A test
-says when a page is out of date.
+The sources of the pages are tools/*_source.md. Text in double braces is replaced by text that is
+generated from the code, such as ``{{row NAME}}``, ``{{table algorithms}}`` or ``{{code
+package.module.name}}``. A test fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN = {"name", "paper", "equation"}
 
 
 def reference(page: Path) -> str:
-    """Return the whole text of a page."""
+    """Return the complete text of a page."""
     text = PAGES[page].read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)(?: ([\w.]+))?\}\}", _fill, text)
 
@@ -46,7 +46,7 @@ def _fill(found: re.Match[str]) -> str:
 
 
 def _settings(row: Any) -> str:
-    """Return the fields of a preset that differ from the defaults, as in a configuration."""
+    """Return the settings of a preset that differ from the defaults, as configuration text."""
     changed = [f"`{key} = {_toml(value)}`" for key, value in _changed(row).items()]
     return ", ".join(changed) or "every key has its default"
 
@@ -59,7 +59,7 @@ def _toml(value: Any) -> str:
 def _link(name: str) -> str:
     """Return a link to the file that defines a function, a class or a method.
 
-    Without a line number: those change with every commit, and the symbol's name finds the place.
+    Links have no line numbers, because these change with every commit.
     """
     place, _, symbol = name.rpartition(".")
     try:
@@ -99,7 +99,7 @@ def _preferences() -> str:
 
 
 def _changed(row: Any) -> dict[str, Any]:
-    """Return the fields of a row that are not the defaults."""
+    """Return the fields of a preset that differ from the defaults."""
     return {
         field.name: getattr(row, field.name)
         for field in fields(row)

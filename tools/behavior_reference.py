@@ -1,7 +1,7 @@
 """Write the error tables of docs/behaviors.md: ``python tools/behavior_reference.py``.
 
-They are measured on the labelled sets in `assay/verify/labelled/`. A test says when the page is out
-of date.
+The errors are measured on the labelled sets in `assay/verify/labelled/`. A test fails if the page
+is out of date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TABLES = {"behaviors": ("behavior", BEHAVIORS), "trace_monitor": ("finding", FIN
 
 
 def page() -> str:
-    """Return the page with its tables measured anew."""
+    """Return the page with newly measured tables."""
     text = PAGE.read_text(encoding="utf-8")
     for verifier, (key, names) in TABLES.items():
         mark = f"<!-- errors of {verifier}: written by tools/behavior_reference.py -->"
@@ -56,14 +56,14 @@ def table_of(verifier: str, key: str, names: tuple[str, ...]) -> list[str]:
 
 
 def rate(share: float | None, interval: Interval | None) -> str:
-    """Return a share with its interval, in percent."""
+    """Format a share with its interval, in percent."""
     if share is None or interval is None:
         return ""
     return f"{share:.0%} ({100 * interval[0]:.0f} to {100 * interval[1]:.0f})".replace("%", " %")
 
 
 def counts(error: DetectorError) -> str:
-    """Return how many labelled passages are found."""
+    """Return the number of labelled passages that are detected."""
     return f"{error.true_found} of {error.true_found + error.true_missed}"
 
 

@@ -1,7 +1,7 @@
 """Write docs/combinations.md: ``python tools/combinations_reference.py``.
 
-The cells are those of tests/training/combination_cells.py, which a test checks by runs. Another
-test says when the page is out of date.
+The cells of the page come from tests/training/combination_cells.py, and a test checks each cell
+with a run. Another test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CELLS = ROOT / "tests" / "training" / "combination_cells.py"
 
 
 def reference() -> str:
-    """Return the whole text of the page."""
+    """Return the complete text of the page."""
     cells = _cells()
     names = list(cells.FEATURES)
     lines = [
@@ -59,7 +59,7 @@ def _mark(cells: Any, one: str, other: str) -> str:
 
 
 def _in_order(cells: Any, pairs: Any) -> list[tuple[list[str], str]]:
-    """Return pairs in the order of the features."""
+    """Sort pairs by the order of their features."""
     place = list(cells.FEATURES).index
     found = [(sorted(pair, key=place), words) for pair, words in pairs.items()]
     return sorted(found, key=lambda each: [place(name) for name in each[0]])

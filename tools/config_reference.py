@@ -1,7 +1,7 @@
 """Write docs/configuration.md and docs/data_stages.md: ``python tools/config_reference.py``.
 
-The docstrings of `assay.config` and of the settings of data transforms are the only source of the
-tables. A test fails when a page is out of date.
+The only source of the tables are the docstrings of `assay.config` and of the settings of data
+transforms. A test fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ METHODS: dict[str, Mapping[str, Any]] = {"algorithm": ALGORITHMS, "preference": 
 
 
 def reference() -> str:
-    """Return the whole page."""
+    """Return the complete text of docs/configuration.md."""
     parts = [HEAD]
     for section, keys in groupby(field_help(), key=lambda entry: entry[0].rpartition(".")[0]):
         parts.append(f"## [{section}]\n\n{_section_text(section)}\n")
@@ -89,7 +89,8 @@ def reference() -> str:
 
 
 def data_stages() -> str:
-    """Return the page of data transforms. Keys that several of them share have one table."""
+    """Return the complete text of docs/data_stages.md. Common keys of the transforms have one
+    table."""
     parts = [(TOOLS / "data_stages_head.md").read_text(encoding="utf-8")]
     parts += _keys_table("Keys of every transform", StageSettings, None)
     parts += _keys_table("Keys of transforms that use a model", AskingSettings, StageSettings)
@@ -101,7 +102,7 @@ def data_stages() -> str:
 
 
 def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] | None) -> list[str]:
-    """Return a section of the page, without the keys that are as in ``shared``."""
+    """Return a table of keys, without the keys that equal those of ``shared``."""
     known = {entry[0]: entry for entry in field_help(shared)} if shared else {}
     parts = [f"## {title}\n\n{_words_of(settings)}\n"]
     if shared is AskingSettings:
@@ -128,9 +129,10 @@ def _keys_table(title: str, settings: type[BaseModel], shared: type[BaseModel] |
 def _default(
     name: str, default: str, description: str, methods: Mapping[str, Any]
 ) -> tuple[str, str, str]:
-    """Return the default in words or as a value, the methods that have another, and the rest.
+    """Return the text of a default, the methods with another default, and the remaining
+    description.
 
-    A description says what None means in a sentence that begins with "None:".
+    A sentence of a description that begins with "None:" states the meaning of None.
     """
     others = ""
     if methods and default == "None" and name in (of := _values(name, methods)):
@@ -144,7 +146,7 @@ def _default(
 
 
 def _values(name: str, methods: Mapping[str, Any]) -> dict[str, str]:
-    """Return what most methods have of a field, and which have another value; nothing of others."""
+    """Return the value of a field for most methods, and the methods with another value."""
     kind = type(next(iter(methods.values())))
     known = {field.name: field for field in fields(kind)}
     if name == "name" or name not in known:

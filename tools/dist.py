@@ -1,7 +1,7 @@
-"""Build the source package, and the wheel out of it: python tools/dist.py dist
+"""Build the source package, and from it the wheel: python tools/dist.py dist
 
-Both are built in a copy of the checkout, so that nothing of an earlier build is in them. That the
-wheel comes out of the source package shows that the source package is whole.
+Both are built in a copy of the checkout, so that they contain no files of an earlier build. The
+wheel is built from the source package, which shows that the source package is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACKEND = (
 
 
 def build(kind: str, checkout: Path, out: Path) -> Path:
-    """Return the file that setuptools builds: ``build_sdist`` or ``build_wheel``."""
+    """Return the file that setuptools builds with ``build_sdist`` or ``build_wheel``."""
     command = [sys.executable, "-c", BACKEND, kind, str(out)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     if done.returncode:
@@ -31,7 +31,7 @@ def build(kind: str, checkout: Path, out: Path) -> Path:
 
 
 def main(out: Path) -> None:
-    """Put both files into ``out`` and print their names."""
+    """Write both files to ``out`` and print their names."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "checkout"

@@ -1,7 +1,7 @@
 """Write docs/planning.md: ``python tools/planning_reference.py``.
 
-The prose is tools/planning_source.md; the table of rules is that of assay/plan/methods.toml. A test
-says when the page is out of date.
+The text comes from tools/planning_source.md, and the table of rules from assay/plan/methods.toml. A
+test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REWARDS = {"CHECKED": CHECKED, "LEARNED": LEARNED, "ONLINE": ONLINE}
 
 
 def rules() -> str:
-    """Return the table of rules, in the order in which they are read."""
+    """Return the table of rules, in the order in which they are applied."""
     lines = ["| rule | holds where | recommends |", "|---|---|---|"]
     for row in RULES:
         holds = ", ".join(map(words, row.when.split(" and "))) if row.when else "no other does"
@@ -30,7 +30,8 @@ def rules() -> str:
 
 
 def words(comparison: str) -> str:
-    """Return one comparison of a condition for people: limits are numbers, kinds are listed."""
+    """Format one comparison of a condition: limits become numbers, and kinds of rewards become
+    lists."""
     match comparison.split():
         case ["not", name]:
             return f"not `{name}`"
@@ -48,7 +49,7 @@ def words(comparison: str) -> str:
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the complete text of the page."""
     return NOTE + SOURCE.read_text(encoding="utf-8").replace("{{rules}}", rules())
 
 

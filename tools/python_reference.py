@@ -1,6 +1,6 @@
 """Write docs/python.md from the public docstrings: ``python tools/python_reference.py``.
 
-`assay.__all__` and the docstrings are the only source; a test says when the page is out of date.
+The only sources are `assay.__all__` and the docstrings. A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HIDDEN_FIELDS = ("TrainConfig",)  # docs/configuration.md has them
 
 
 def reference() -> str:
-    """Return the whole page."""
+    """Return the complete text of the page."""
     lines = [HEAD.read_text(encoding="utf-8").rstrip()]
     for title, names in PARTS.items():
         lines += ["", f"## {title}"]
@@ -62,14 +62,14 @@ def reference() -> str:
 
 
 def errors() -> Iterator[str]:
-    """Yield the tree of errors."""
+    """Yield the lines of the tree of exceptions."""
     from assay import errors as module
 
     yield from markdown(module.__doc__ or "").splitlines()
 
 
 def section(name: str, thing: Any) -> Iterator[str]:
-    """Yield the lines of one public name."""
+    """Yield the lines about one public name."""
     yield f"### assay.{name}"
     yield ""
     if inspect.isclass(thing):
@@ -84,7 +84,7 @@ def section(name: str, thing: Any) -> Iterator[str]:
 
 
 def members(name: str, thing: Any) -> Iterator[str]:
-    """Yield the fields, properties and methods of a class that are its own."""
+    """Yield the fields, properties and methods that a class defines itself."""
     if is_data(thing):
         fields = [one for one in dataclasses.fields(thing) if not one.name.startswith("_")]
         yield ""
@@ -117,7 +117,7 @@ def is_data(thing: Any) -> bool:
 
 
 def signature(shown: str, function: Any, skip_first: bool = False) -> str:
-    """Return a signature as a block of code; one that is long has a parameter a line."""
+    """Return a signature as a code block. A long signature has one parameter per line."""
     found = inspect.signature(function)
     names = list(found.parameters.values())[1 if skip_first else 0 :]
     parts: list[str] = []
@@ -137,19 +137,20 @@ def signature(shown: str, function: Any, skip_first: bool = False) -> str:
 
 
 def default_of(value: Any) -> str:
-    """Return a default as code; a long list of names by its first."""
+    """Return a default as code. A long list of names is shortened to its first name."""
     text = repr(value)
     return text if len(text) < 40 else "(...)"
 
 
 def plain(annotation: Any) -> str:
-    """Return a type as it is written."""
+    """Return a type as source code."""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return re.sub(r"\b\w+\b", lambda match: ALIASES.get(match[0], match[0]), text)
 
 
 def markdown(docstring: str, names: Sequence[str] = ()) -> str:
-    """Return a docstring as Markdown: an indented block is Python, ``names`` make a list."""
+    """Convert a docstring to Markdown: indented blocks become Python code, and parameters a
+    list."""
     parts: list[str] = []
     for block in re.split(r"\n\n", inspect.cleandoc(docstring)):
         if block.startswith("    "):
@@ -165,7 +166,7 @@ def markdown(docstring: str, names: Sequence[str] = ()) -> str:
 
 
 def listed(text: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield a paragraph; where it tells of parameters one by one, an item of a list for each."""
+    """Yield a paragraph. If it describes parameters, yield a list item for each parameter."""
     one = rf"(?:{'|'.join(names or ['-'])})(?: \[L\])?"
     starts = [m.start() for m in re.finditer(rf"(?:(?<=^)|(?<=\. )){one}(?:, {one})*: ", text)]
     if not starts or starts[0] != 0:

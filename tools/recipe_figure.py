@@ -1,13 +1,13 @@
-"""Draw the figure of a recipe's page from its run: accuracy after each stage, curves of training.
+r"""Draw the figure of a recipe's page from its run: accuracy after each stage, and metrics.
 
-    python tools/recipe_figure.py runs/rlhf docs/recipes/rlhf.svg \\
-        "gold accuracy: ppo/verdict/passed, ppo_2/verdict/passed" \\
+    python tools/recipe_figure.py runs/rlhf docs/recipes/rlhf.svg \
+        "gold accuracy: ppo/verdict/passed, ppo_2/verdict/passed" \
         "learned reward: ppo/reward/reward_model, ppo_2/reward/reward_model"
 
-The first panel has a line for each source of held-out problems and each think mode: accuracy after
-each stage, with its standard error, at the first of `evaluation.temperatures`;
-``"kind=temperature 1"`` names another. Then comes a panel for each title with its curves,
-``STAGE/METRIC``: means over ten steps.
+The first panel shows the accuracy after each stage, with its standard error, as a line for each
+source of held-out problems and each think mode. It uses the first of `evaluation.temperatures`;
+``"kind=temperature 1"`` selects another one. Each further argument adds a panel with a title and
+metrics, as ``STAGE/METRIC``, averaged over ten steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Points = dict[str, list[tuple[str, float, float]]]
 def draw(
     runs: Mapping[str, LoadedRun], panels: Mapping[str, Sequence[str]], path: Path, kind: str = ""
 ) -> None:
-    """Write the figure as SVG: the same bytes for the same numbers."""
+    """Write the figure as SVG. Equal numbers give equal bytes."""
     with drawn_as(1 + len(panels)) as (figure, axes):
         _stages(axes[0], accuracies(runs, kind), kind)
         for axis, (title, curves) in zip(axes[1:], panels.items(), strict=True):
@@ -49,7 +49,7 @@ def draw(
 
 
 def accuracies(runs: Mapping[str, LoadedRun], kind: str = "") -> Points:
-    """Return (stage, accuracy, its standard error) after each stage, by source of problems."""
+    """Return (stage, accuracy, standard error) after each stage, by source of problems."""
     found: Points = {}
     for stage, run in runs.items():
         rows = [one for one in run.evaluations if "eval/kind" not in one]
@@ -64,7 +64,7 @@ def accuracies(runs: Mapping[str, LoadedRun], kind: str = "") -> Points:
 
 
 def by_source(run: LoadedRun, row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the parts of an evaluation, by what made the problems, and by think mode."""
+    """Return the results of an evaluation by generator of the problems and think mode."""
     parts = parts_of(row)
     modes = {mode for _, mode in parts}
     named = {
@@ -75,7 +75,7 @@ def by_source(run: LoadedRun, row: Mapping[str, Any]) -> dict[str, Mapping[str, 
 
 
 def smoothed(values: Sequence[float | None]) -> tuple[list[int], list[float]]:
-    """Return the steps, and the mean over the last ten steps at each of them."""
+    """Return the steps, and for each step the mean over the last ten steps."""
     known = [(step, one) for step, one in enumerate(values, 1) if one is not None]
     means = [
         sum(one for _, one in known[max(0, n - WINDOW + 1) : n + 1]) / min(n + 1, WINDOW)
@@ -98,7 +98,7 @@ def _stages(axis: Any, found: Points, kind: str) -> None:
 
 
 def _short(source: str) -> str:
-    """Return the tag that a source gives its problems, or the name of what made them."""
+    """Return the tag of a source's problems, or the name of their generator."""
     if tag := re.search(r"[?&]tag=(\w+)", source):
         return tag[1]
     if Path(source).name == ROWS:  # of a data transform
@@ -107,7 +107,7 @@ def _short(source: str) -> str:
 
 
 def main(folder: str, path: str, *panels: str) -> None:
-    """Draw the figure of a run's directory."""
+    """Draw the figure of a recipe's run directory."""
     manifest = RecipeManifest.read(Path(folder))
     places = {row.stage: manifest.place(row) for row in manifest.rows.values() if row.output}
     runs = {name: load_run(one) for name, one in places.items() if (one / "config.toml").is_file()}

@@ -1,10 +1,11 @@
-"""Draw the figure of a search from what ``assay search --json`` printed.
+"""Draw the figure of a search from the output of ``assay search --json``.
 
     assay search MODEL --problems ... --budget 96 --budget 384 --json > search.json
     python tools/search_figure.py search.json search.svg
 
-The first panel has the accuracy of each method over its budget, with standard errors, the oracle
-above and one sample below; the second what the scorer says of the same answers.
+The first panel shows the accuracy of each method over its budget, with standard errors. The oracle
+and a single sample are the upper and lower bounds. The second panel shows the scorer's values for
+the same answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write the figure as SVG: the same bytes for the same numbers."""
+    """Write the figure as SVG. Equal numbers give equal bytes."""
     methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] not in ALONE))
     with drawn_as(2) as (figure, axes):
         colors = cycle(COLORS)
@@ -54,7 +55,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def curve(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> None:
-    """Draw one method's line, where it has the values."""
+    """Draw the line of one method, over the budgets that have a value."""
     known = [row for row in rows if row[key] is not None]
     errors = [row["stderr"] or 0.0 for row in known] if key == "accuracy" else None
     if known:
@@ -65,7 +66,7 @@ def curve(axis: Any, rows: Sequence[Row], key: str, **style: Any) -> None:
 
 
 def main(source: str, path: str) -> None:
-    """Draw the figure of a search's JSON."""
+    """Draw the figure of a search's JSON output."""
     draw(json.loads(Path(source).read_text(encoding="utf-8"))["rows"], Path(path))
 
 

@@ -1,7 +1,7 @@
-"""Build the pages as a site, in build/docs/site: ``make docs``, or ``python tools/site.py``.
+"""Build the pages as a site in build/docs/site: ``make docs``, or ``python tools/site.py``.
 
-The pages keep their places and their links. A link to a line of code leads to a page that shows the
-file, so that the site is whole without a server of the repository. Needs the extra ``docs``.
+All pages keep their paths and links. A link to a line of code leads to a page that shows the file,
+so that the site needs no repository server. The command needs the extra ``docs``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ window.MathJax = {
 
 
 def pages() -> list[Path]:
-    """Return every page of the project, README first."""
+    """Return the paths of all pages of the project, README first."""
     folders = [ROOT / name / "README.md" for name in ("examples", "bench", "studies")]
     top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")]
     return [*top, *sorted((ROOT / "docs").rglob("*.md")), *folders]
 
 
 def write_sources(folder: Path) -> None:
-    """Write every page, and every file that a page links, below ``folder``."""
+    """Write every page, and every file that a page links to, below ``folder``."""
     linked: set[Path] = set()
     for page in pages():
         target = folder / page.relative_to(ROOT)
@@ -54,7 +54,8 @@ def write_sources(folder: Path) -> None:
 
 
 def with_links(page: Path, linked: set[Path]) -> str:
-    """Return a page whose links to files lead to their pages; adds these files to ``linked``."""
+    """Return a page whose links to files point to the files' pages. These files are added to
+    ``linked``."""
     text = page.read_text(encoding="utf-8")
     known = set(pages())
 
@@ -82,7 +83,7 @@ def with_links(page: Path, linked: set[Path]) -> str:
 
 
 def shown(file: Path) -> str:
-    """Return a page that shows a file, with an anchor at each of its lines."""
+    """Return a page that shows a file, with an anchor for each line."""
     text = file.read_text(encoding="utf-8")
     fence = "`" * (1 + max([2, *map(len, re.findall(r"`+", text))]))
     language = LANGUAGES.get(file.suffix, "text")
@@ -91,7 +92,7 @@ def shown(file: Path) -> str:
 
 
 def build(work: Path) -> Path:
-    """Build the site below ``work``; returns its folder. Raises CalledProcessError."""
+    """Build the site below ``work`` and return its folder. Raises CalledProcessError."""
     sources = work / "pages"
     shutil.rmtree(work, ignore_errors=True)
     write_sources(sources)

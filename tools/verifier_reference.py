@@ -1,7 +1,6 @@
 """Write docs/verifiers.md from the verifiers' declarations: ``python tools/verifier_reference.py``.
 
-The sections about verifiers are generated, and a test fails if they are out of date. The text
-before these sections is tools/verifiers_head.md, which is edited by hand.
+The introduction of the page is tools/verifiers_head.md. A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ UNITS = {
 
 
 def reference() -> str:
-    """Return the whole page."""
+    """Return the complete text of the page."""
     verifiers = [resolve(name) for name in BUILT_IN]
     lines = [HEAD.read_text(encoding="utf-8").rstrip(), "", "## The verifiers", ""]
     lines += ["| name | judges | default weight | needs |", "|---|---|---|---|"]
@@ -48,7 +47,7 @@ def reference() -> str:
 
 
 def section(verifier: Verifier) -> Iterator[str]:
-    """Yield the lines of one verifier's section."""
+    """Yield the lines of a verifier's section."""
     yield f"### {verifier.name}"
     yield ""
     yield f"`{verifier.label}` judges {verifier.domain}."
@@ -86,14 +85,14 @@ def section(verifier: Verifier) -> Iterator[str]:
 
 
 def limit_words(limits: Limits) -> Iterator[str]:
-    """Yield each limit in words."""
+    """Yield each limit of a verifier as text."""
     for name, words in UNITS.items():
         if (value := getattr(limits, name)) is not None:
             yield words.format(value)
 
 
 def known(error: KnownError) -> str:
-    """Return one known error with its example, as a row of a table."""
+    """Return a known error and its example as a list item."""
     spec = json.dumps(dict(error.spec), ensure_ascii=False)
     shown = error.completion if len(error.completion) <= 200 else f"{error.completion[:200]}..."
     cells = (error.what, code(spec), code(shown), f"wrongly {error.says}")
@@ -101,7 +100,7 @@ def known(error: KnownError) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as inline code on one line, in more backticks than the text itself has."""
+    """Format text as inline code on one line. The text may contain backticks."""
     text = text.replace("\n", "⏎")
     fence = "`" * (max((len(run) for run in runs(text)), default=0) + 1)
     pad = " " if "`" in text else ""
@@ -109,12 +108,12 @@ def code(text: str) -> str:
 
 
 def runs(text: str) -> list[str]:
-    """Return the runs of backticks in a text."""
+    """Return the sequences of consecutive backticks in a text."""
     return [part for part in "".join(c if c == "`" else " " for c in text).split() if part]
 
 
 def cell(text: str) -> str:
-    """Return text for a cell of a table."""
+    """Escape text for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ").strip()
 
 

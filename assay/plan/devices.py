@@ -1,4 +1,4 @@
-"""GPUs that `assay plan --device` can estimate, with the figures of their data sheets."""
+"""GPUs for ``assay plan --device``, with the figures of their data sheets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from assay.errors import ConfigError, did_you_mean, message
 
 TABLE = Path(__file__).with_name("devices.toml")
 MIB_OF_GIB = 1024.0
-# Memory of the CUDA context and of libraries' workspaces, which torch does not count.
+# The CUDA context and the workspaces of libraries take memory that torch does not count.
 CONTEXT_MIB = 800.0
-# The rest is for fragmentation, and for the error of the estimate.
+# A tenth of the memory is reserved for fragmentation, and for the error of the estimate.
 USABLE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the table: memory in MiB, operations and bytes per second by its data sheet."""
+    """A GPU, as described by its data sheet.
+
+    memory_mib: memory in MiB. operations: dense bfloat16 operations per second. bandwidth: memory
+    bandwidth in bytes per second.
+    """
 
     name: str
     memory_mib: float
@@ -28,7 +32,7 @@ class Gpu:
 
     @property
     def usable_mib(self) -> float:
-        """Largest estimate of a run that fits."""
+        """Largest estimated peak of a run that fits the GPU, in MiB."""
         return USABLE * (self.memory_mib - CONTEXT_MIB)
 
 
@@ -43,7 +47,7 @@ def gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Find a GPU by its name, without regard to case, spaces and dashes. Raises ConfigError."""
+    """Return the GPU with a name, ignoring case, spaces and dashes. Raises ConfigError."""
     plain = {_plain(one): one for one in gpus()}
     if (found := plain.get(_plain(name))) is not None:
         return gpus()[found]

@@ -1,8 +1,8 @@
-"""Estimate a run on a GPU that this machine does not have: memory, seconds, and settings that fit.
+"""Estimates of a run on a GPU that this machine does not have: memory, seconds, settings that fit.
 
-The model has no weights here (`assay.model.skeleton`), so any size can be estimated. Memory is the
-sum of `assay.plan.memory`; seconds follow from the vendor's rates and from the shares of them that
-one H100 reached (docs/gpu.md).
+The model is a skeleton without weights (`assay.model.skeleton`), so models of any size can be
+estimated. Memory is the sum of the components in `assay.plan.memory`. Seconds follow from the
+rates in the data sheet, and from the shares of these rates that one H100 reached (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rat
 from assay.plan.devices import Gpu
 from assay.plan.memory import MemoryPlan, plan_memory
 
-# Shares of the data sheet that an H100 reached: 790 of 989 TFLOP/s in a large product, and 2,946 of
-# 3,350 GB/s in a copy.
+# An H100 reached 790 of the 989 TFLOP/s of its data sheet in a large matrix product.
+# It reached 2,946 of 3,350 GB/s in a copy.
 REACHED_PRODUCTS, REACHED_BANDWIDTH = 0.8, 0.88
-# Prompt length without rows to measure.
 PROMPT_TOKENS = 512
+"""Assumed length of a prompt, because no rows are read."""
 SMALL_MICRO_BATCH, FEW_SLOTS = 2048, 16
 STAGES = ("rl", "sft", "pretrain", "preference")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The configured run with some settings changed.
+    """Estimate of the configured run with changed settings.
 
-    settings: changed keys. expected: None if the length of the run depends on rows that were not
-    read.
+    settings: the changed settings. expected: estimated duration; None if the number of steps
+    depends on rows that were not read. fits: whether the peak fits the GPU.
     """
 
     settings: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Variant:
 
     @property
     def words(self) -> str:
-        """The changed settings in one line."""
+        """The changed settings as one line of text."""
         shown = [
             f"[{key}]" if value == {} else f"{key} = {toml_line('x', value).removeprefix('x = ')}"
             for key, value in self.settings.items()
@@ -66,7 +66,8 @@ class Variant:
 class DevicePlan:
     """Estimates of a run on a GPU, as configured and with settings that need less memory.
 
-    prompt_tokens: assumed length of a long prompt. price: of one hour of the GPU.
+    prompt_tokens: assumed length of a long prompt. work: description of a step. variants: the
+    estimates, with decreasing memory. price: price of one hour of the GPU.
     """
 
     gpu: Gpu
@@ -80,11 +81,11 @@ class DevicePlan:
 
     @property
     def chosen(self) -> Variant | None:
-        """The first variant that fits."""
+        """The first variant that fits the GPU; None if no variant fits."""
         return next((one for one in self.variants if one.fits), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the estimates as plain values for JSON."""
         return {
             "device": self.gpu.name,
             "memory_mib": self.gpu.memory_mib,
@@ -158,9 +159,11 @@ def plan_on(
     has_adapters = False
     if shape is None:
         shape, has_adapters = _read_shape(config.model)
+    # A path with adapters continues their training, which needs the memory of a LoRA run.
     if has_adapters and config.model.lora is None:
         config = _changed(config, {"model.lora": {}})
     dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
+    # One skeleton with LoRA and one without, because building a skeleton takes seconds.
     made: dict[bool, Any] = {}
 
     def estimated(settings: Mapping[str, Any]) -> Variant:
@@ -185,7 +188,7 @@ def plan_on(
 
 
 def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Return the default RL run of a model, for an estimate without a configuration file."""
+    """Return the configuration of the default RL run for a model. No configuration file is read."""
     tree = {
         "model": {"path": model},
         "data": {"train": ["problems.jsonl"], "verifier": "math"},
@@ -200,6 +203,7 @@ def _variant(
 ) -> Variant:
     lean = is_lean(model)
     has_reference, has_critic = _needs(config)
+    # The libraries take CPU memory, not GPU memory, so they count as 0.
     memory = plan_memory(
         config,
         model,
@@ -218,7 +222,7 @@ def _variant(
 
 
 def _needs(config: TrainConfig) -> tuple[bool, bool]:
-    """Return whether the method needs a reference, and a critic."""
+    """Return (needs a reference, needs a critic) for the configured method."""
     if config.rl is not None:
         settings = config.algorithm.model_dump(exclude={"name"})
         row = algorithm(config.algorithm.name, **settings, max_tokens=config.longest_completion)
@@ -230,11 +234,9 @@ def _needs(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
-    """Yield changed settings, from the configured run to the one with the least memory.
-
-    Exact savings come first: recomputed activations and smaller micro-batches give the same
-    updates. Then moments in bfloat16, then adapters in place of all weights.
-    """
+    """Yield changed settings, from the configured run to the one with the least memory."""
+    # Recomputed activations and smaller micro-batches come first, because the updates stay equal.
+    # bfloat16 moments change the updates less than LoRA does, so they come before it.
     yield {}
     settings: dict[str, Any] = {}
     if not config.model.activation_checkpointing:
@@ -264,11 +266,10 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def _read_shape(config: ModelConfig) -> tuple[Any, bool]:
-    """Return the Transformers configuration of the base model, and whether the path has
-    adapters."""
+    """Return (Transformers configuration of the base model, whether the path has adapters)."""
     folder = Path(config.path).expanduser()
     if (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
-        # Unlike a run, an estimate accepts a folder without weights.
+        # An estimate accepts a folder without weights, which a run refuses.
         check_config(folder, f"model.path {folder}")
         source = ModelSource(str(folder.resolve()), trust_remote_code=config.trust_remote_code)
         return read_outline(source).config, False
@@ -289,7 +290,7 @@ def _work(config: TrainConfig, prompt_tokens: int) -> str:
 
 
 def _sections(settings: Mapping[str, Any]) -> str:
-    """Return the changed settings as tables of a configuration file."""
+    """Format the changed settings as TOML, with a table per section."""
     tables: dict[str, list[str]] = {}
     for key, value in settings.items():
         section, _, name = key.partition(".")
