@@ -83,7 +83,7 @@ def tiny_model(
     # Default ids of some families (GPT-2: 50256) lie outside this small vocabulary.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(family, **sizes, **tokens)
-    # Restores the caller's random state; without devices it does not initialize CUDA.
+    # fork_rng restores the caller's random state; without devices it does not initialize CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)

@@ -28,7 +28,7 @@ _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
     """Compile the pattern of think tags, in any case and with spaces."""
     name = re.escape(open_tag.strip("<> \t"))
-    # Bounded: adjacent unbounded gaps would backtrack quadratically on long runs of spaces.
+    # Adjacent unbounded gaps would backtrack quadratically on long runs of spaces.
     gap = r"\s{0,8}"
     # [THINK] is a tag in capitals only: [think] occurs in ordinary text.
     return re.compile(

@@ -135,7 +135,7 @@ class Prompt:
     think: ThinkFormat = ThinkFormat()
 
 
-# Compared by identity (eq=False): an array has no single truth value, and groups are dict keys.
+# Values with arrays are compared by identity (eq=False): an array has no single truth value.
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """A sequence of sampled and injected tokens, with log-probabilities and policy versions.

@@ -128,6 +128,7 @@ def plan(
         unused = {"--fact": facts, "--measure": measure, "--out": out, "--overwrite": overwrite}
         show(_plan_on(device, config, model, prompt_tokens, price, overrides, unused), as_json)
         return
+    # An option without effect is an error: a user would take the plan for one of this model.
     for option, value in {
         "--model": model,
         "--prompt-tokens": prompt_tokens,
@@ -159,7 +160,7 @@ def _plan_on(
     overrides: list[str] | None,
     unused: dict[str, object],
 ) -> object:
-    """Estimate a run on a named GPU. unused: options of `plan` that have no effect with it."""
+    """Estimate a run on a named GPU. unused: options of `plan` that `--device` does not support."""
     from assay import config as configuration
     from assay.plan.devices import find_gpu
 

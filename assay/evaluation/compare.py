@@ -318,7 +318,7 @@ class _Asked:
         done = _Measured(Evaluation(0, 0, 0, 0.0, None), num_samples)
 
         def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
-            # In characters, because two models may have different tokenizers.
+            # Lengths are in characters, because two models may have different tokenizers.
             done.num_characters += sum(len(each.text) for each in group.completions)
             if self.keeps:
                 done.kept[group.problem.id] = group
@@ -342,7 +342,7 @@ def _engine(
     quiet: bool,
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
     """Load a model and yield a function that samples from it; free its memory on exit."""
-    # Closed before the next model is loaded: two models may not fit in memory.
+    # The model is closed before the next one is loaded: two models may not fit in memory.
     with ExitStack() as stack:
         # One engine for all sets, with enough slots for the largest set.
         most = max(len(one.problems) for one in sets) * num_samples

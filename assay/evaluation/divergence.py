@@ -104,7 +104,7 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
-    # Tokens of one completion are not independent: the error is that of a ratio of sums
-    # over completions, by the delta method.
+    # Tokens of one completion are not independent.
+    # So the error is that of a ratio of sums over completions (delta method).
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

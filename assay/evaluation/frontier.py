@@ -119,7 +119,7 @@ def frontier(
             raise ConfigError(message("--out", str(out), "a JSON file; its figure is an SVG"))
         check_output(Path(out))
         check_output(figure)
-        # Checked now, because sampling for a figure that cannot be drawn may take hours.
+        # matplotlib is checked before sampling, which may take hours.
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingExtra.of("matplotlib", "figures", "the figure of a frontier")
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def _plan(
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
         thinks = any(session.renderer.render(problem).think.thinks for problem in own)
-        # Budgets have no effect on a mode without thinking, so it is measured once.
+        # A mode without thinking is measured once, because budgets have no effect on the mode.
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)

@@ -136,7 +136,7 @@ def start_of(folder: Path, step: int) -> int:
         done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         saved = checkpoints.steps()
-        # Checked lazily, so that only the shards and checkpoints of a few steps are read.
+        # Damage is checked lazily, so that only the files of a few steps are read.
         recorded = cache(lambda one: log.table(one) is not None)
         whole = cache(lambda one: find_damage(checkpoints.path(one)) is None)
 

@@ -40,9 +40,9 @@ PROBED_TOKENS = 8
 ACCEPTED = (
     "a server whose completions endpoint takes token ids, such as vLLM, SGLang or llama.cpp's"
 )
-# Servers have sampling defaults of their own: vLLM and SGLang read generation_config.json,
-# and llama.cpp has top_k 40, top_p 0.95 and min_p 0.05 built in.
-# A request overrides these defaults with neutral values.
+# vLLM and SGLang read sampling defaults from generation_config.json.
+# llama.cpp has the built-in defaults top_k 40, top_p 0.95 and min_p 0.05.
+# A request overrides the defaults of the server with neutral values.
 NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,

@@ -115,7 +115,7 @@ def try_rewards(
         timer.cancel()
         # Calls of the trial must not count in the metrics of the first step.
         verifiers.take_metrics()
-    # Faulty rows are not removed: how many were tried depends on the machine's speed.
+    # Faulty rows stay: the number of tried rows depends on the machine, and the data must not.
     stop = data.on_bad_row == "stop"
     said = [(name, one) for name, one in found.items() if one.scores or one.failed]
     return [one.line(name, rows, what, stop) for name, one in said]

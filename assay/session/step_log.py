@@ -104,7 +104,7 @@ class RunGenerator:
                 rest = (sampling, group_size, first_sibling, on_group)
                 if cutoff is None:
                     return self._sample(problems, *rest)
-                # Everything is sampled again, because the cutoff's metrics count discarded tokens.
+                # Nothing is reused: the cutoff's metrics count the tokens of discarded groups.
                 groups = cutoff.first(self.generator.generate(problems, *rest, cutoff=cutoff))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]

@@ -208,7 +208,7 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
             found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
             raise EndpointFailure("error", found, retry=False)
         # Some servers return log-probabilities after temperature or top-k truncation.
-        # Such values are no distribution over the vocabulary, and their sum can exceed 1.
+        # Truncated log-probabilities are no distribution over the vocabulary: the sum can exceed 1.
         if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
             found = f"probabilities that add up to more than 1 at token {token}"
             raise EndpointFailure("error", found, retry=False)
@@ -218,8 +218,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
-    size: vocabulary size. The remaining mass is at least the resolution of float32. Its upper bound
-    is the mass of the other tokens if each were as likely as the last top-k token.
+    size: vocabulary size. The remaining mass is at least the resolution of float32. The mass is at
+    most ``size - count`` times the probability of the last top-k token.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)

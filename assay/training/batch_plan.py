@@ -62,7 +62,7 @@ class BatchPlan:
             assert name is not None, problem.id
             shares.setdefault(name, []).append(index)
         found: list[tuple[list[int], SamplingConfig, BatchPlan]] = []
-        # By name, so that the order of the calls does not depend on the order of the draws.
+        # Parts are sampled in the order of their names, which does not depend on the draws.
         for name, indices in sorted(shares.items()):
             part = self.parts[name]
             own = sampling.model_copy(update=part.sampling_changes)

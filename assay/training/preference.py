@@ -145,7 +145,7 @@ def beta_at(step: int, settings: PreferenceConfig, row: Preference) -> float:
 
 
 def nothing_learned(learner: PreferenceLearner) -> Update:
-    """Return the metrics of a step without pairs; such a step changes no weights."""
+    """Return the metrics of a step without pairs, which changes no weights."""
     unit = "pairs" if learner.row.paired else "completions"
     return Update({f"preference/{unit}": 0.0, **step_metrics([])}, learner.policy_version)
 
@@ -197,7 +197,7 @@ class _Opening:
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
         # On resume the learner holds the initial weights until the run is attached.
-        # So missing scores are computed with the same policy as in the original run.
+        # Missing scores are therefore those of the policy at the start of the original run.
         if watched:
             # Only pairs that some step draws are scored: a run may take a fraction of an epoch.
             steps = [drawn(step) for step in range(schedule.num_steps)]

@@ -76,7 +76,7 @@ class LogitCache:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        # Per instance and not per module, because the folder may be deleted and created again.
+        # The cache of open files is per instance: a folder may be deleted and created again.
         self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
@@ -237,7 +237,7 @@ class TeacherCache:
             with run.clock.working("asking the teacher", lacking, "traces") as work:
                 asked = self.cache.fill(self.groups, ask)
             run.note(f"{asked} traces were scored by the teacher: {self.cache.folder}")
-            # Frees the teacher's memory before training begins.
+            # The teacher's memory is freed before training begins.
             self.teacher = None
         run.event("kept", traces=len(self.groups))
         return self.of

@@ -34,7 +34,7 @@ class StepLimits:
         return kind in STEPS and not any(stop in text for stop in self.stop)
 
 
-# Compared by identity (eq=False), because nodes are keys of dictionaries.
+# Nodes are compared by identity (eq=False), because nodes are keys of dictionaries.
 @dataclass(eq=False)
 class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
