@@ -120,8 +120,8 @@ def init(
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
     data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
-    a folder, a hub name or a run; None: a tiny model is created. Existing rows and rewards are kept.
-    Raises UserError for unusable rows or models, and for an existing file without ``overwrite``.
+    a folder, a hub name or a run; None: a tiny model. Existing rows and rewards are kept. Raises
+    UserError for unusable rows or models, and for an existing file without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
