@@ -75,6 +75,7 @@ def test_the_first_variant_that_fits_is_chosen_and_lighter_ones_need_less() -> N
         variants = [one for one in found.variants if ("model.lora" in one.settings) is adapted]
         peaks = [one.memory.total_mib for one in variants]
         assert len(peaks) >= 3 and peaks == sorted(peaks, reverse=True)
+    assert found.chosen is not None
     assert found.chosen is next(one for one in found.variants if one.fits)
     assert found.chosen.memory.total_mib <= found.gpu.usable_mib
 
@@ -179,7 +180,8 @@ def run_command(
     monkeypatch.setattr(sys, "argv", ["assay", "plan", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    return end.value.code, *capsys.readouterr()
+    shown = capsys.readouterr()
+    return end.value.code, shown.out, shown.err
 
 
 def test_the_command_prints_the_plan_of_a_file_and_its_cost(
