@@ -335,7 +335,7 @@ ANSWER = Field("answer", _ANSWER, needed=True, check=is_answer, equates=True)
 OPTIONS = Field("options", _OPTIONS, check=is_options)
 CHOICE = Verifier(
     name="choice",
-    version=3,
+    version=4,
     judge=judge_choice,
     check_spec=spec_check(read_spec),
     domain="multiple choice: one option, or a set of options",

@@ -388,7 +388,8 @@ def object_answers(text: str) -> list[str | float]:
     named = [value for key, value in values.items() if pattern("answer_key").fullmatch(key)]
     listed = named[0] if len(named) == 1 and isinstance(named[0], list) else named
     plain = all(isinstance(each, (str, int, float)) for each in listed)
-    return listed if plain and len(named) == 1 and True not in listed else []
+    # By identity: 1 == True, and the number 1 is an answer.
+    return listed if plain and len(named) == 1 and not any(each is True for each in listed) else []
 
 
 def bare(text: str) -> str:

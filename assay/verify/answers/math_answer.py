@@ -148,7 +148,7 @@ def _is_factor(value: str, text: str) -> bool:
 
 MATH = Verifier(
     name="math",
-    version=7,
+    version=8,
     judge=judge_math,
     domain="mathematical answers: numbers with units, formulas, sets, tuples, intervals, matrices, "
     "relations",
