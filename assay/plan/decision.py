@@ -216,7 +216,7 @@ def known_of(facts: Facts) -> dict[str, Any]:
         room = facts.memory_mib - facts.base_mib
     if facts.hours is not None and facts.seconds_per_step:
         steps = 3600 * facts.hours / facts.seconds_per_step
-    # A low pass@1 is not hopeless, because a group has several attempts, so only a rate of 0 is.
+    # With one attempt per problem, only a pass rate of 0 is hopeless: a group has more attempts.
     hopeless = LIMITS["HOPELESS_AT_K"] if attempts > 1 else 1e-12
     return {
         **{field.name: getattr(facts, field.name) for field in fields(facts)},

@@ -191,8 +191,8 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
     """Classify a verifier expression: (source of reward, judges steps, has shaping terms)."""
-    # The first term is the correctness. A learned verifier among its alternatives can be hacked,
-    # so it determines the source.
+    # The first term of the expression is the correctness.
+    # If any of its alternatives is a model, a policy can hack it, so the source is a learned one.
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]

@@ -322,5 +322,5 @@ def _thin(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _rounded(values: Iterable[Any]) -> list[float | None]:
-    # Five digits exceed the resolution of a screen. All 17 digits would triple the file's data.
+    # Five digits suffice for a screen. Numbers with all 17 digits would triple the file size.
     return [None if value is None else float(f"{value:.5g}") for value in values]

@@ -296,7 +296,7 @@ def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
     The metrics are the pass rates of a mixture's parts. All are compared over the same two windows:
     the best window of the collapsed metric, and its newest window.
     """
-    # A fall of all parts is a collapse of the whole policy, which rule ``collapse`` reports.
+    # If all parts of a mixture fall, the whole policy collapses, which rule ``collapse`` reports.
     # The overall pass rate cannot serve as comparison, because the collapsed part lowers it.
     for name, part in seen.windows(rule):
         fall = _collapse(rule, seen, name, part)

@@ -70,8 +70,8 @@ def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
     """Return the two-sided quantile of Student's t: the t with P(|T| > t) = ``chance``.
 
     The method is bisection of P(|T| <= t), a finite sum for an integer number of degrees of freedom
-    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). Below a chance of 1e-12, rounding errors
-    dominate.
+    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). For a chance below 1e-12, rounding errors
+    dominate the result.
     """
     # Computed here, because scipy would be a core dependency for this function alone.
     degrees = min(degrees, _MOST_DEGREES)

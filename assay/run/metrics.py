@@ -177,7 +177,7 @@ def _diversity_metrics(
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the share of questions whose rendered prompt equals that of another question."""
-    # In correct data this share is 0. A chat template that omits the question makes it 1.
+    # The share is 0 for correct data, and 1 for a chat template that omits the question.
     prompts = {group.problem.question: group.prompt.tokens.tobytes() for group in groups}
     counts = Counter(prompts.values())
     shared = sum(counts[one] > 1 for one in prompts.values())

@@ -199,7 +199,7 @@ def measure_machine(
     lengths: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Measured]:
-    """Measure the loaded model. Return facts about it, and estimated memory and seconds.
+    """Measure the loaded model. Return the model's facts, and estimates of memory and seconds.
 
     lengths: lengths of sampled completions. The measurement trains the model on a few synthetic
     completions, so the model must not be used afterwards.

@@ -106,7 +106,7 @@ def shades(values: Sequence[float], name: str) -> list[int]:
     # With a fixed scale, the colors of different rollouts are comparable.
     if name in _LOGPROBS:
         return [min(NUM_SHADES, int(max(0.0, -value) / 0.5)) for value in values]
-    # NaN differs from itself, and stays uncolored.
+    # NaN is the only value that differs from itself. Tokens with NaN stay uncolored.
     largest = max((abs(value) for value in values if value == value), default=0.0)
     scale = NUM_SHADES / largest if 0 < largest < float("inf") else 0.0
     return [round(value * scale) if value == value else 0 for value in values]

@@ -62,8 +62,9 @@ def piecewise(decode: Decode, tokens: list[int]) -> Iterator[str]:
     A token that ends inside a character adds nothing, and the token that completes the character
     adds the whole character.
     """
-    # Tokens are decoded together with those of the previous piece, because tokenizers strip the
-    # space before the first token. Decoding all earlier tokens would take quadratic time.
+    # Tokenizers strip the space before the first token of a text.
+    # Each token is therefore decoded after the tokens of the previous piece.
+    # Decoding each token after all earlier tokens would take quadratic time.
     start, done = 0, 0
     for end in range(1, len(tokens) + 1):
         before, now = decode(tokens[start:done]), decode(tokens[start:end])
