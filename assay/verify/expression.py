@@ -159,7 +159,7 @@ class _Parser:
         while self.kind != "end":
             if self.token not in ("+", "-"):
                 self.fail("+, - or the end")
-            # Two signs: the sign that joins the terms, and a weight's own, as in ``a + -0.1*b``.
+            # Reads two signs: the joining sign, and the sign of a weight, as in ``a + -0.1*b``.
             found.append(self.term(self.sign() * self.sign()))
         return tuple(found)
 

@@ -170,7 +170,7 @@ class VerifierService:
         _services.add(self)
 
     def _open(self) -> None:
-        # Held while a verifier is built, which can take the minute of a user's slow import.
+        # This lock is held while a verifier is built, which can take a minute of a slow import.
         self._building = threading.RLock()
         # Guards `_sums` only, so that known expressions are found during a slow import.
         self._ordering = threading.Lock()

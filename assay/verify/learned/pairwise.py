@@ -24,7 +24,7 @@ from assay.verify.learned.rubrics import PAIRWISE, context
 Array = NDArray[np.float64]
 Outcome = Literal["first", "second", "tie"]
 
-# Outcomes by the sign of the votes' lead for the first completion. Index -1 is the last entry.
+# Outcomes by the sign of the votes' lead for the first completion. The sign is 0, 1 or -1.
 OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
 # Ridge penalty on both coefficients, which keeps the fit finite if one side wins all pairs.

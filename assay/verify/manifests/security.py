@@ -60,7 +60,7 @@ def root(bundle: Bundle) -> Iterator[RuleCheck]:
             required = _inherited(pod, container, "runAsNonRoot")
             yield RuleCheck(f"{place}.runAsNonRoot", "" if required is True else "is not true")
             user = _inherited(pod, container, "runAsUser")
-            # type, not isinstance, because False == 0 and the schema check reports a wrong type.
+            # The exact type is compared, because False == 0. The schema check reports a wrong type.
             yield RuleCheck(f"{place}.runAsUser", "is 0" if type(user) is int and user == 0 else "")
 
 

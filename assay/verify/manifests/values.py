@@ -136,7 +136,7 @@ def choices(bundle: Bundle) -> Iterator[RuleCheck]:
             for where, value in find(pod.spec, path):
                 yield _chosen(place + where, value, accepted)
         if accepted := _RESTARTS.get(pod.owner.kind):
-            # Always is the API server's default, which a Job does not accept.
+            # The API server's default is Always, which a Job does not accept.
             value = pod.spec.get("restartPolicy", "Always")
             yield _chosen(f"{place}restartPolicy", value, accepted)
 

@@ -92,9 +92,9 @@ def is_hard_coded(tree: ast.Module, tests: Iterable[CodeTest]) -> bool:
     """Return whether a program contains the answers of the public tests instead of computing them.
 
     A program contains a public test if it has the test's input in a comparison or as a dict key,
-    and the test's answer as a literal. A program that contains two tests, or the only test, is
-    hard-coded. Small inputs such as 0 and "" do not count, because they are common base cases. A
-    function that only returns the answer of a public test is hard-coded too.
+    and the test's answer as a literal. A program is hard-coded if it contains two public
+    tests, or the only public test. Small inputs such as 0 and "" do not count, because they are
+    common base cases. A function that only returns the answer of a public test is hard-coded too.
     """
     pairs = [pair for test in tests if not test.hidden for pair in _examples(test)]
     if not pairs:

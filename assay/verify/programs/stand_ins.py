@@ -8,8 +8,8 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
   to its object.
 - A stand-in never equals plain data, and the submission never sees the plain data. Otherwise a
   class of the submission could claim to equal everything, or could read the expected value. The
-  submission's class decides whether two stand-ins are equal. The class must deny that its object
-  equals an unknown object.
+  submission's class decides whether two stand-ins are equal. A class that also claims
+  equality with an unknown object is not believed.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
   data. The result of an operator is an object again, never plain data.
 

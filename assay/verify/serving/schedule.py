@@ -40,7 +40,7 @@ class Schedule:
             return 1.0
         points = self.points[key]
         after = bisect_right(points, policy_version, key=lambda point: point[0])
-        # Constant before the first point and after the last point.
+        # The multiplier is constant before the first point and after the last point.
         if after == 0 or after == len(points):
             return points[max(0, after - 1)][1]
         (start, low), (end, high) = points[after - 1 : after + 1]
