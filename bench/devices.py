@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.plan.devices import gpus
-from assay.plan.on_device import DevicePlan, Variant, default_config, plan_on
+from assay.plan.on_device import DevicePlan, DeviceVariant, default_config, plan_on
 
 # Layers, width, MLP width, heads, key-value heads, tied head: from the published configurations.
 QWEN3 = {
@@ -54,7 +54,7 @@ def cell(plan: DevicePlan) -> str:
     return f"{_way(best)}, {best.memory.total_mib / 1024:.0f} GiB"
 
 
-def _way(variant: Variant) -> str:
+def _way(variant: DeviceVariant) -> str:
     changed = variant.settings
     found = "LoRA" if "model.lora" in changed else "full"
     if "optimizer.state_dtype" in changed:

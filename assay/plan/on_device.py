@@ -40,7 +40,7 @@ STAGES = ("rl", "sft", "pretrain", "preference")
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class DeviceVariant:
     """Estimate of the configured run with changed settings.
 
     settings: the changed settings. expected: estimated duration; None if the number of steps
@@ -76,11 +76,11 @@ class DevicePlan:
     dtype: str
     prompt_tokens: int
     work: str
-    variants: Sequence[Variant]
+    variants: Sequence[DeviceVariant]
     price: float | None = None
 
     @property
-    def chosen(self) -> Variant | None:
+    def chosen(self) -> DeviceVariant | None:
         """The first variant that fits the GPU; None if no variant fits."""
         return next((one for one in self.variants if one.fits), None)
 
@@ -166,7 +166,7 @@ def plan_on(
     # One skeleton with LoRA and one without, because building a skeleton takes seconds.
     made: dict[bool, Any] = {}
 
-    def estimated(settings: Mapping[str, Any]) -> Variant:
+    def estimated(settings: Mapping[str, Any]) -> DeviceVariant:
         changed = _changed(config, settings)
         lora = changed.model.lora
         if (model := made.get(lora is not None)) is None:
@@ -200,7 +200,7 @@ def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 def _variant(
     gpu: Gpu, config: TrainConfig, settings: Mapping[str, Any], model: Any, prompt_tokens: int
-) -> Variant:
+) -> DeviceVariant:
     lean = is_lean(model)
     has_reference, has_critic = _needs(config)
     # The libraries take CPU memory, not GPU memory, so they count as 0.
@@ -218,7 +218,7 @@ def _variant(
         operations=REACHED_PRODUCTS * gpu.operations, bytes=REACHED_BANDWIDTH * gpu.bandwidth
     )
     expected = expect(config, units_from_rates(config, model, rates, lean), prompt_tokens)
-    return Variant(settings, memory, expected, memory.total_mib <= gpu.usable_mib)
+    return DeviceVariant(settings, memory, expected, memory.total_mib <= gpu.usable_mib)
 
 
 def _needs(config: TrainConfig) -> tuple[bool, bool]:
