@@ -64,5 +64,5 @@ class Section(BaseModel):
 
 
 def found_words(value: object, accepted: str, remedy: str = "") -> str:
-    # The caller of a validator puts the line and the key before this text.
+    # The text has no key, because the error report puts the file, line and key before it.
     return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -17,7 +17,7 @@ from assay.host.terminal import escaped
 from assay.validation import toml_words
 
 _Path = tuple[str | int, ...]
-# Brackets that complete an unfinished list of up to four nested lists.
+# Closing brackets for an unfinished list, which may be nested up to four levels deep.
 _CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
 
 

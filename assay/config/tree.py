@@ -452,7 +452,7 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
     """Yield a message for each setting that conflicts with the oversampling cutoff."""
-    # The cutoff ranks groups by their longest completion, so lengths must be comparable and final.
+    # The cutoff keeps the groups with the shortest longest completion, so lengths must be final.
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,

@@ -49,7 +49,7 @@ class CheckpointConfig(Section):
 
     every: Natural = 50
     """Number of steps between checkpoints. The last step always has a checkpoint."""
-    # With steps of 15 minutes, `every` = 50 alone could lose 12 hours to a kill.
+    # If a step takes 15 minutes, a kill could otherwise lose 50 steps, which are 12 hours.
     minutes: Positive | None = 10.0
     """Maximum number of minutes between checkpoints, which are saved at the end of a step. The
     setting limits the loss from a kill if steps are long, and changes no result. None: only `every`

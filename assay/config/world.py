@@ -109,7 +109,7 @@ class ModelConfig(Section):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass. This takes about a third more time and far less
     memory."""
-    # Off, because a model's Python code would run with all rights of the user.
+    # The default is false, because a model's Python code would run with all rights of the user.
     trust_remote_code: bool = False
     """Run Python code that is part of the model's files. Use only for models whose code you have
     read."""

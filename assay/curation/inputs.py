@@ -105,7 +105,7 @@ class Fuzzer:
         first = self.seen[path][0] if self.seen[path] else value
         yield (path, "filled"), len(value) > 0
         # Only top-level flat lists may change their length.
-        # Texts may be codes of fixed length, and the rows of a matrix have equal lengths.
+        # A text argument may be a code of fixed length, and a matrix has rows of equal length.
         if not _is_flat_list(value) or len(path) > 1:
             yield (path, "length"), hasattr(first, "__len__") and len(value) == len(first)
         if isinstance(value, str):

@@ -34,7 +34,7 @@ from assay.session.server_generator import ServerGenerator
 from assay.types import Group, Message, Problem, ThinkFormat, ThinkMode, Verdict
 from assay.verify.service import VerifierService
 
-# Completions per round, as a multiple of the engine's slots. Rows are flushed after each round.
+# Number of completions in a sampling round, as a multiple of the engine's slots.
 AT_ONCE = 4
 
 Style = Callable[[Problem, str | None], Problem]

@@ -200,7 +200,7 @@ def check_text(text: str, where: str, key: str) -> None:
     if len(text) > MAX_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MAX_CHARACTERS:,}"
         raise DataError(message(f"{where} {key}", found, accepted, "shorten it"))
-    # Python stores whether a text is ASCII, so this check is free for most texts.
+    # A Python string knows whether it is ASCII, so `isascii` does not read the text.
     if text.isascii():
         return
     try:
