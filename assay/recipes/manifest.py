@@ -157,7 +157,7 @@ def inputs_of(stage: RecipeStage, rows: Mapping[str, StageRow]) -> dict[str, str
 
 def _files(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        # No list says which keys contain paths, so every text that names an existing file is hashed.
+        # No list says which keys contain paths, so every text that names a file is hashed.
         path = value.partition("?")[0]
         if os.path.exists(path):
             yield path
