@@ -28,7 +28,7 @@ from bench.workload import Workload
 
 
 def open_engine(work: Workload, natural: bool) -> tuple[LoadedModel, Engine, list[Problem]]:
-    """Return the model, an engine on it, and the workload's prompts as problems."""
+    """Return the model, an engine with it, and the workload's prompts as problems."""
     torch.set_num_threads(work.threads)
     loaded = load_model(ModelConfig(path=work.model, dtype=work.dtype), "cpu", work.seed)
     is_text = isinstance(work.prompts[0], str)
@@ -46,14 +46,14 @@ def open_engine(work: Workload, natural: bool) -> tuple[LoadedModel, Engine, lis
 
 
 def sampling_of(work: Workload) -> SamplingConfig:
-    """Return how the workload samples."""
+    """Return the sampling settings of a workload."""
     return SamplingConfig(temperature=work.temperature, max_tokens=work.max_tokens)
 
 
 def timed(
     engine: Engine, problems: Sequence[Problem], work: Workload
 ) -> tuple[list[Group], dict[str, Any]]:
-    """Generate once; returns the groups and the step as sides are written."""
+    """Generate once. Return the groups, and the measured step as a JSON value."""
     started = time.perf_counter()
     groups = list(engine.generate(problems, sampling_of(work), work.group_size))
     seconds = time.perf_counter() - started
@@ -66,7 +66,7 @@ def timed(
 
 
 def main() -> None:
-    """Read the workload, generate ``steps`` times, write one JSON object."""
+    """Read the workload, generate ``steps`` times, and write one JSON object."""
     work = Workload.read(Path(sys.argv[1]))
     natural = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["natural"]
     _, engine, problems = open_engine(work, natural)

@@ -45,7 +45,8 @@ SECONDS_IN_ALL = 540
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of each shape: lengths are forced, so that all programs do the same."""
+    """Sizes of the work for each shape. Lengths are forced, so that all programs do the same
+    work."""
 
     num_prompts: int = 8
     prompt_length: int = 128
@@ -55,7 +56,7 @@ class Load:
 
     @property
     def work(self) -> Work:
-        """The work of one generation, and of one update."""
+        """The work of one generation and of one update."""
         lengths = [[self.completion_length] * self.group_size] * self.num_prompts
         return Work.of([self.prompt_length] * self.num_prompts, lengths)
 
@@ -65,21 +66,21 @@ TINY_LOAD = Load(num_prompts=2, prompt_length=8, group_size=2, completion_length
 
 @dataclass(frozen=True)
 class Device:
-    """Where it runs, and what it can do at most."""
+    """The device, and its measured limits."""
 
     name: str
     kind: str
     limits: Limits
 
     def wait(self) -> None:
-        """Wait until the device has done all that was asked of it."""
+        """Wait until the device has finished all submitted work."""
         import torch
 
         if self.kind != "cpu":
             torch.cuda.synchronize()
 
     def seconds(self, work: Callable[[], object], repeats: int) -> float:
-        """Return the median seconds of a few calls after a first."""
+        """Return the median seconds of several calls, after one warm-up call."""
         times: list[float] = []
         for _ in range(1 + repeats):
             self.wait()
@@ -91,7 +92,7 @@ class Device:
 
 
 def measure_shape(name: str, shape: ModelShape, load: Load, device: Device) -> dict[str, Any]:
-    """Measure one shape; a part that fails leaves its error in the place of its figures."""
+    """Measure one shape. If a part fails, its error takes the place of its figures."""
     from bench.local_step import LocalStep, random_model, random_prompts
 
     model = random_model(shape, "bfloat16", device.kind, family="qwen2")
@@ -157,7 +158,7 @@ def _update(step: Any, shape: ModelShape, load: Load, device: Device) -> dict[st
 
 
 def measure_long(tiny: bool, device: Device) -> dict[str, Any]:
-    """Measure the update on one long completion; a part that fails leaves its error."""
+    """Measure the update on one long completion. If a part fails, its error is reported."""
     shape, length = (LONG_TINY, 64) if tiny else (LONG_SHAPE, LONG_COMPLETION)
     found: dict[str, Any] = {"tokens": LONG_PROMPT + length}
     for name, recompute in (("kept", False), ("recomputed", True)):
@@ -253,7 +254,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def _long_lines(found: dict[str, Any]) -> list[str]:
-    """Return a line for each way of the update on one long completion."""
+    """Return a line for each variant of the update on one long completion."""
     long, lines = found.get("long", {}), list[str]()
     for name, words in (("kept", "activations kept"), ("recomputed", "checkpointing")):
         one = long.get(name, {})
@@ -285,7 +286,7 @@ def find_device(tiny: bool) -> Device:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure every shape for which there is time; print, and write JSON where asked."""
+    """Measure every shape for which time remains. Print the figures, and optionally write JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

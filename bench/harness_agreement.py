@@ -32,7 +32,7 @@ _PASSED = ("exact_match", "pass_at_1")
 
 @dataclass(frozen=True)
 class Sample:
-    """What lm-eval kept of a problem. filter: the reading of its answer, of which a task may have
+    """A sample of lm-eval. filter: name of the answer extraction, of which a task may have
     several."""
 
     number: int
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both verdicts on a problem, with the texts around the first difference."""
+    """Both verdicts on a problem, with the texts around their first difference."""
 
     id: str
     kind: str
@@ -63,7 +63,7 @@ class Pair:
 
 
 def read_samples(file: Path) -> list[Sample]:
-    """Return the rows that ``--log_samples`` wrote."""
+    """Return the rows that lm-eval wrote with ``--log_samples``."""
     return [_sample(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
@@ -86,7 +86,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
 
 
 def problems(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return each problem once, as a row of Assay with the prompt that lm-eval made."""
+    """Return each problem once, as a row for Assay with the prompt of lm-eval."""
     found: dict[int, dict[str, Any]] = {}
     for one in samples:
         row: dict[str, Any] = {"id": f"harness-{one.number}", "prompt": one.prompt}
@@ -102,7 +102,7 @@ def problems(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def command(samples: Sequence[Sample], rows: Path) -> str:
-    """Return the command that asks Assay the same."""
+    """Return the `assay eval` command for the same problems."""
     stop = json.dumps(list(samples[0].until))
     words = ["assay", "eval", "MODEL", "--problems", str(rows), "--out", "assay.jsonl"]
     words += ["--max-tokens", str(samples[0].max_tokens)]
@@ -117,10 +117,8 @@ Margin = Callable[[str, str, str], float | None]
 def pairs(
     samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]], margin: Margin | None = None
 ) -> Iterator[Pair]:
-    """Yield each problem on which both have a verdict.
-
-    margin: called with the prompt and both texts, where these differ.
-    """
+    """Yield each problem with both verdicts. margin: called with the prompt and two different
+    texts."""
     ours = {
         int(found[1]): row
         for row in rows
@@ -148,9 +146,10 @@ def pairs(
 
 
 def margin_of(folder: str) -> Margin:
-    """Return a function that says by how many nats a model prefers the first of two texts.
+    """Return a function that gives by how many nats a model prefers the first of two texts.
 
-    It compares the first tokens in which the texts part; None where one text ends there.
+    The function compares the first tokens in which the texts differ. It returns None if one text
+    ends there.
     """
     import torch
 
@@ -177,16 +176,16 @@ def margin_of(folder: str) -> Margin:
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
-    """Return a text up to the first of its stop texts, without space at its ends.
+    """Return a text up to its first stop text, without surrounding whitespace.
 
-    Assay keeps a stop text and lm-eval cuts it off; llama.cpp's client strips space.
+    Assay keeps a stop text and lm-eval removes it; the client of llama.cpp strips whitespace.
     """
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places, default=len(text))].strip()
 
 
 def first_difference(first: str, second: str) -> int | None:
-    """Return where two texts part; None where they are equal."""
+    """Return the index of the first difference of two texts; None for equal texts."""
     if first == second:
         return None
     alike = zip(first, second, strict=False)
@@ -201,7 +200,7 @@ def _kind(one: Sample, text: str, at: int | None) -> str:
 
 
 def summary(found: Sequence[Pair]) -> dict[str, Any]:
-    """Return the counts, and every pair whose verdicts differ."""
+    """Return the counts of each kind, and every pair with different verdicts."""
     return {
         "num_problems": len(found),
         "kinds": dict(Counter(one.kind for one in found)),
@@ -216,7 +215,7 @@ def summary(found: Sequence[Pair]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write problems, or compare verdicts."""
+    """Write problems for Assay, or compare verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("rows", "agree"))
     parser.add_argument("samples", type=Path, help="what --log_samples wrote")

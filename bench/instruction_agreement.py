@@ -37,7 +37,7 @@ NO_LETTER = "keywords:letter_frequency of no letter"  # theirs then draws a lett
 
 
 def public_scorer(seeded: bool = True) -> Scorer:
-    """Return a function that gives the public scorer's strict and loose verdicts, one an
+    """Return a function that gives the public scorer's strict and loose verdict on each
     instruction."""
     try:
         utils = importlib.import_module("lm_eval.tasks.ifeval.utils")
@@ -58,7 +58,7 @@ def public_scorer(seeded: bool = True) -> Scorer:
 
 
 def rows(data: Path) -> list[Row]:
-    """Return the public prompts with their instructions, and the invented ones."""
+    """Return the public prompts with their instructions, and prompts written for this bench."""
     lines = (data / "ifeval" / "first_150.jsonl").read_text(encoding="utf-8").splitlines()
     found = [
         (row["prompt"], row["instruction_id_list"], row["kwargs"]) for row in map(json.loads, lines)
@@ -67,13 +67,13 @@ def rows(data: Path) -> list[Row]:
 
 
 def natural_texts(data: Path) -> list[str]:
-    """Return answers of models to people, as they stand."""
+    """Return unmodified answers of models."""
     lines = (data / "preferences" / "dpo_en_demo.jsonl").read_text(encoding="utf-8").splitlines()
     return [row[key] for row in map(json.loads, lines) for key in ("chosen", "rejected")]
 
 
 def responses(row: Row, texts: list[str], rng: random.Random) -> Iterator[str]:
-    """Yield what might answer a row: made to follow it, near misses, natural texts and oddities."""
+    """Yield responses to a row: texts that follow it, near misses, natural texts, and odd texts."""
     prompt, names, kwargs = row
     texts = [*rng.sample(texts, 3), rng.choice(FOREIGN), "Yes, of course. I agree."]
     for text in texts:
@@ -90,8 +90,7 @@ def responses(row: Row, texts: list[str], rng: random.Random) -> Iterator[str]:
 
 @dataclass
 class Tally:
-    """How one type fared: pairs, those that we pass, those on which both agree, the others in
-    words."""
+    """Counts for one type: pairs, pairs that Assay passes, equal verdicts, and all differences."""
 
     pairs: int = 0
     passed: int = 0
@@ -99,7 +98,7 @@ class Tally:
     differing: list[str] = field(default_factory=list[str])
 
     def add(self, instruction: Instruction, response: str, theirs: tuple[bool, bool]) -> None:
-        """Judge a response and count it."""
+        """Judge a response and count its verdicts."""
         ours = (instruction.is_followed(response), instruction.is_followed_loosely(response))
         self.pairs += 1
         self.passed += ours[0]
@@ -111,13 +110,13 @@ class Tally:
                 )
 
     def line(self, name: str) -> str:
-        """Return the tally as a row of the table."""
+        """Return the counts as a row of the table."""
         shares = [f"{self.agreed[mode] / self.pairs:>9.4f}" for mode in ("strict", "loose")]
         return f"{name:<48}{self.pairs:>7}{self.passed / self.pairs:>8.2f}{''.join(shares)}"
 
 
 def compare(data: Path, public: Scorer, seed: int) -> dict[str, Tally]:
-    """Return a tally for each type; ``NO_LETTER`` stands apart."""
+    """Return the counts for each type. ``NO_LETTER`` is counted separately."""
     tallies: dict[str, Tally] = defaultdict(Tally)
     texts, rng = natural_texts(data), random.Random(seed)
     for row in rows(data):
@@ -137,7 +136,7 @@ def compare(data: Path, public: Scorer, seed: int) -> dict[str, Tally]:
 
 
 def milliseconds(data: Path) -> float:
-    """Return the median time of judging one instruction of a natural text, strict and loose."""
+    """Return the median time to judge one instruction of a natural text, strict and loose."""
     texts = natural_texts(data)[:100]
     times: list[float] = []
     for name, kwargs in INVENTED:

@@ -1,5 +1,4 @@
-"""Responses that follow IFEval's instructions, just miss them, or are odd: input of a
-comparison."""
+"""Responses that follow IFEval's instructions, nearly follow them, or are odd, for a comparison."""
 
 from __future__ import annotations
 
@@ -79,12 +78,12 @@ LENGTHEN = "This sentence adds some words to the text. "
 
 
 def followed(name: str, kwargs: Mapping[str, Any], text: str) -> str:
-    """Return a text changed so that it follows one instruction, as far as that is feasible."""
+    """Return a text that is changed to follow one instruction, as far as possible."""
     return _FOLLOW[name](text, kwargs)
 
 
 def near_misses(name: str, kwargs: Mapping[str, Any], text: str) -> list[str]:
-    """Return texts that miss, or just meet, one instruction's bound."""
+    """Return texts that just miss, or just meet, the bound of one instruction."""
     found = [
         _FOLLOW[name](text, {**kwargs, key: value + step})
         for key, value in kwargs.items()
@@ -102,8 +101,7 @@ def near_misses(name: str, kwargs: Mapping[str, Any], text: str) -> list[str]:
 
 
 def disturbed(text: str, rng: random.Random) -> list[str]:
-    """Return a text with the habits and slips of models: preambles, bold, wrong case, lost
-    lines."""
+    """Return a text with typical slips of models: preambles, bold, wrong case, missing lines."""
     cut = rng.randrange(len(text) + 1)
     return [
         text,

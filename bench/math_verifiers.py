@@ -61,7 +61,7 @@ BOMBS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An answer to judge: the expected one, what was said, whether it is right."""
+    """An answer to judge: the expected answer, the given answer, and whether it is right."""
 
     gold: str
     text: str
@@ -69,7 +69,8 @@ class Row:
 
 
 def math_verify() -> Judge:
-    """Return math-verify at its defaults; both sides are wrapped as its documentation asks."""
+    """Return math-verify with its defaults. Both answers are wrapped as its documentation
+    recommends."""
     from math_verify import parse, verify
 
     def wrapped(text: str) -> str:
@@ -83,7 +84,7 @@ def math_verify() -> Judge:
 
 
 def trl_accuracy() -> Judge:
-    """Return TRL's accuracy reward; None is what it gives where it skips a row."""
+    """Return TRL's accuracy reward, which gives None for a skipped row."""
     from trl.rewards import accuracy_reward  # pyright: ignore[reportMissingImports]
 
     def judge(gold: str, text: str) -> float | None:
@@ -113,7 +114,7 @@ PEERS: dict[str, Callable[[], Judge]] = {
 
 
 def _serve(channel: Connection, name: str, from_thread: bool) -> None:
-    """Answer (gold, text) with what was `Found`, in the main thread or in another one."""
+    """Judge pairs (gold, text) and return `Found`, in the main thread or in another thread."""
 
     logging.disable(logging.CRITICAL)  # peers print the text of each row that they give up
 
@@ -144,7 +145,7 @@ def _serve(channel: Connection, name: str, from_thread: bool) -> None:
 
 
 class Peer:
-    """A verifier in a process of its own, which is replaced when a row kills it."""
+    """A verifier in its own process. The process is replaced if a row kills it."""
 
     def __init__(self, name: str, from_thread: bool = False) -> None:
         self.name, self.from_thread, self.absent = name, from_thread, ""
@@ -161,7 +162,7 @@ class Peer:
         self.absent = "" if said == "ready" else said
 
     def judge(self, row: Row, limit: float) -> Found:
-        """Return what was found; a row that overruns ``limit`` costs the process its life."""
+        """Return the verdict. A row that exceeds ``limit`` ends the process."""
         self.channel.send((row.gold, row.text))
         try:
             if self.channel.poll(limit):
@@ -180,8 +181,8 @@ class Peer:
 
 
 def read_sets(num_responses: int) -> dict[str, list[Row]]:
-    """Return the labelled sets by name: pairs without questions of policy, responses, Assay's own
-    rows."""
+    """Return the labelled sets by name: pairs without disputed conventions, responses, and
+    Assay's rows."""
     pairs = [
         r
         for r in _lines(DATA / "verifier/pairs.jsonl")
@@ -214,7 +215,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def processor_seconds() -> float:
-    """Return what this process and all that it started have used so far."""
+    """Return the processor seconds of this process and of all its children so far."""
     ticks: dict[int, tuple[int, int]] = {}  # of a process: its parent, its ticks
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -242,8 +243,7 @@ def _figures(rows: list[Row], found: list[Found]) -> dict[str, Any]:
 
 
 def measure_peer(name: str, sets: dict[str, list[Row]]) -> dict[str, Any]:
-    """Judge every set in one process, then the rows that are made to hang, in both kinds of
-    thread."""
+    """Judge all sets in one process, then the rows that hang, in both kinds of thread."""
     peer = Peer(name)
     if peer.absent:
         peer.close()
@@ -303,7 +303,7 @@ def measure_service(sets: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure everybody and print a table, or JSON."""
+    """Measure all verifiers and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--responses", type=int, default=200, help="rows of gsm8k responses")

@@ -1,13 +1,13 @@
-"""What `assay plan` estimates against what `assay train` takes: peak memory, and seconds of a step.
+"""Estimates of `assay plan` and measurements of `assay train`: peak memory, and seconds of a step.
 
-python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens 32] [--threads 2]
-[--json]
+    python -m bench.plan --model DIR [--only NAME ...] [--work FOLDER] [--max-tokens 32]
+        [--threads 2] [--json]
 
-Every configuration is planned and then trained as a user does, each in a process of its own, one
-after another. The peak is of the training process alone; verifiers' workers are counted apart.
-Seconds are the median of all steps but the first; with --clock cpu those of the processor, by the
-process itself, which a machine that is busy with other things does not change. What is in FOLDER
-already is not measured again.
+Every configuration is planned and then trained with `assay train`, each in its own process, one
+after another. The peak is that of the training process; workers of verifiers are measured
+separately. Seconds are the median of all steps except the first. With --clock cpu they are
+processor seconds of the process, so that other processes hardly influence them. Results in FOLDER
+are not measured again.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """One configuration, estimated and measured. Workers: of verifiers, counted apart. plan_mib:
-    peak of the estimating process itself."""
+    """Estimates and measurements of one configuration.
+
+    Workers are those of verifiers. plan_mib: peak memory of the estimating process.
+    """
 
     name: str
     estimated_mib: float
@@ -93,19 +95,19 @@ class Result:
 
     @property
     def error(self) -> float:
-        """The estimated peak over the measured one, less 1."""
+        """Estimated peak divided by the measured peak, minus 1."""
         return self.estimated_mib / self.measured_mib - 1
 
     @property
     def seconds_error(self) -> float | None:
-        """The estimated seconds over the measured ones, less 1."""
+        """Estimated seconds divided by the measured seconds, minus 1."""
         if self.estimated_seconds is None:
             return None
         return self.estimated_seconds / self.measured_seconds - 1
 
 
 def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration of a case. The reward is a hash of the text: every group has
+    """Return the configuration of a case. Its reward is a hash of the text, so every group has
     gradient."""
     kind, changes = CASES[name]
     tree: dict[str, Any] = {
@@ -147,7 +149,7 @@ def tree_of(name: str, model: str, folder: Path, arguments: argparse.Namespace) 
 
 
 def write_rows(folder: Path, problems: Path, num_problems: int = 8) -> None:
-    """Write the problems of a step, and as many traces as three supervised steps need."""
+    """Write the problems of a step, and the traces of three supervised steps."""
     with problems.open(encoding="utf-8") as file:
         rows = [json.loads(next(file)) for _ in range(64)]
     shown = [{"id": str(n), "prompt": row["question"]} for n, row in enumerate(rows[:num_problems])]
@@ -161,7 +163,7 @@ def write_rows(folder: Path, problems: Path, num_problems: int = 8) -> None:
 def estimate(
     name: str, config: Path, folder: Path, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Plan a case; returns the estimated fields of its result."""
+    """Plan a case and return the estimated fields of its result."""
     page, log = folder / f"{name}-decision.md", folder / f"{name}-plan.log"
     options = ["--measure", "0", "--out", page, "--overwrite", "--json"]
     plan = [*_assay(arguments, name), "plan", config, *options]
@@ -177,7 +179,7 @@ def estimate(
 
 
 def measure(name: str, config: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train a case; returns the measured fields of its result."""
+    """Train a case and return the measured fields of its result."""
     log = folder / f"{name}-train.log"
     train = [*_assay(arguments, name), "train", config, "--json"]
     finished = run(train, log, _environment(arguments), folder)
@@ -201,7 +203,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def shown(results: Sequence[Result]) -> str:
-    """Return all results as a table."""
+    """Format all results as a table."""
     heads = [
         "estimated, MiB",
         "measured",
@@ -223,7 +225,7 @@ def shown(results: Sequence[Result]) -> str:
 
 
 def main() -> None:
-    """Measure what is asked for and print the table."""
+    """Measure the requested cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct (see examples/)")
     parser.add_argument("--problems", type=Path, default=DATA / "gsm8k" / "train.jsonl")

@@ -36,9 +36,10 @@ Row = Mapping[str, Any]
 
 
 def mbpp_rows(rows: Iterable[Row]) -> Iterable[Row]:
-    """Yield the held-out problems of MBPP, with the first test in the prompt and the rest hidden.
+    """Yield held-out problems of MBPP, with the first test in the prompt and all other tests
+    hidden.
 
-    A problem whose own reference fails its tests is left out.
+    A problem whose reference solution fails its tests is omitted.
     """
     for row in rows:
         is_trained = row["split"] == "train" and row["task_id"] <= HELD_OUT
@@ -56,7 +57,7 @@ def mbpp_rows(rows: Iterable[Row]) -> Iterable[Row]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A set of problems, and how it is asked."""
+    """A set of problems, with its prompt and sampling settings."""
 
     name: str
     verifier: str
@@ -66,7 +67,8 @@ class Benchmark:
     choose: Callable[[Iterable[Row]], Iterable[Row]] = iter
 
     def asked_as(self, config: Path) -> Benchmark:
-        """Return the benchmark with the prompt, stop texts and token limit of a run's file."""
+        """Return the benchmark with the prompt, stop texts and token limit of a run's
+        configuration."""
         tree = tomllib.loads(config.read_text(encoding="utf-8"))
         data, sampling = tree.get("data", {}), tree.get("sampling", {})
         keys = ("template", "prompt_template", "system_prompt")
@@ -78,7 +80,7 @@ class Benchmark:
 
 
 def system(prompt: str) -> tuple[str, ...]:
-    """Return the settings of a chat with this system message."""
+    """Return the settings of a chat with a system message."""
     # The settings of a run's adapters hold for every benchmark, so its stop texts are taken back.
     return (f"data.system_prompt={json.dumps(prompt)}", "sampling.stop=[]")
 
@@ -92,7 +94,7 @@ BENCHMARKS = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What is compared, in which folder."""
+    """The two compared models, and the folder of the results."""
 
     before: str
     after: str
@@ -103,7 +105,7 @@ class Measured:
     work: Path
 
     def measure(self, one: Benchmark, files: Sequence[Path]) -> tuple[ComparedSet, Sequence[str]]:
-        """Compare the two models on a benchmark, or judge again what was sampled before."""
+        """Compare the two models on a benchmark. Existing completions are only judged again."""
         rows = self.work / f"{one.name}.jsonl"
         chosen = [*one.choose(row for file in files for row in read_rows(file))]
         write_rows(rows, chosen[: self.max_problems])
@@ -120,7 +122,7 @@ class Measured:
         return found.sets[0], found.notes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return {
             "before": self.before,
             "after": self.after,
@@ -138,7 +140,7 @@ def write_rows(file: Path, rows: Iterable[Row]) -> None:
 
 
 def check_same(measured: Measured) -> None:
-    """Stop where the folder holds completions of other models, or of other settings."""
+    """Raise an error if the folder contains completions of other models or other settings."""
     file, asked = measured.work / "asked.json", measured.as_dict()
     if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != asked:
         raise SystemExit(f"{file}: was made with other settings; choose another --work")
@@ -166,7 +168,7 @@ def table(result: CompareResult) -> str:
 
 
 def instruction_sets() -> list[str]:
-    """Return which vector instructions the processor has; empty where it does not say."""
+    """Return the vector instruction sets of the processor; empty if they are unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -45,7 +45,8 @@ Row = dict[str, Any]
 
 
 def trained(name: str, work: Path, share: float) -> Path:
-    """Return the checkpoint of a model, trained on this share of its traces if it is not there."""
+    """Return the checkpoint of a model. It is trained on a share of its traces if it does not
+    exist."""
     run = work / "runs" / name
     (width, layers), terms, count, tokens, rate = MODELS[name]
     if not run.exists():

@@ -53,19 +53,19 @@ print(json.dumps([count / (time.perf_counter() - started), 1000 * (cpu_seconds()
 
 
 def load_and_call(sandbox: Sandbox) -> None:
-    """One module, three calls, the end of its process."""
+    """Load a module, call it three times, and end its process."""
     with sandbox.load(MODULE, LIMITS) as session:
         for number in range(3):
             assert session.call("add", (number, 1)).value == number + 1
 
 
 def run_script(sandbox: Sandbox) -> None:
-    """One script with input and output."""
+    """Run one script with input and output."""
     assert sandbox.run(SCRIPT, "2 3\n", LIMITS).stdout == "5\n"
 
 
 def judge_with_numpy(sandbox: Sandbox) -> None:
-    """The verdict of a program that imports numpy: one test of data and one of the row's code."""
+    """Judge a program that imports numpy, with one data test and one code test."""
     tests = [{"args": [[1, 2]], "expected": [2, 4]}, "assert np.allclose(f([1, 2]), [2, 4])"]
     spec = read_spec(Problem("p", "", {"tests": tests, "packages": ["numpy"]}))
     program = Program(WITH_NUMPY, WITH_NUMPY, "", parse(WITH_NUMPY)[0])
@@ -75,10 +75,10 @@ def judge_with_numpy(sandbox: Sandbox) -> None:
 def measure(
     work: Callable[[Sandbox], None], seconds: float, unsafe: bool = False, **more: Any
 ) -> dict[str, float]:
-    """Repeat ``work`` for ``seconds``; returns its rate and milliseconds, after a warm start.
+    """Repeat ``work`` for ``seconds``. Return its rate and its milliseconds, after a warm-up.
 
-    cpu_ms: of every process together, the kernel's part included; on a busy machine it says more
-    than the rate does.
+    cpu_ms: processor time of all processes, including the kernel. On a busy machine it is more
+    reliable than the rate.
     """
     with Sandbox(unsafe=unsafe, **more) as sandbox:
         work(sandbox)
@@ -107,18 +107,19 @@ def measure(
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of all that it waited for, and they for."""
+    """Processor seconds of this process and of all its finished descendants."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, kinds))
 
 
 def rate(seconds: float) -> float:
-    """One worker's runs a second, for several at once."""
+    """Return the runs per second of one worker, while other workers run at the same time."""
     return measure(load_and_call, seconds)["per_second"]
 
 
 def bare_fork(seconds: float) -> tuple[float, float]:
-    """Forks a second of an interpreter that does nothing else, and CPU milliseconds of each."""
+    """Forks per second of an interpreter without other work, and processor milliseconds of each
+    fork."""
     command = [sys.executable, "-I", "-S", "-c", BARE_FORK, f"{seconds}", *PRELOAD]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     per_second, cpu_ms = json.loads(done.stdout)
@@ -126,7 +127,7 @@ def bare_fork(seconds: float) -> tuple[float, float]:
 
 
 def figures(seconds: float, workers: int) -> dict[str, Any]:
-    """Return every figure of this benchmark."""
+    """Return all figures of this bench."""
     isolated = measure(load_and_call, seconds)
     forks, fork_ms = bare_fork(seconds)
     result: dict[str, Any] = {

@@ -40,7 +40,7 @@ REPEATS = 5
 
 
 def seconds_of(work: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Return the median of some repeats, after one that is not counted."""
+    """Return the median of several repetitions, after one warm-up."""
     work()
     taken: list[float] = []
     for _ in range(repeats):
@@ -51,9 +51,9 @@ def seconds_of(work: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 
 def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> dict[str, float]:
-    """Return medians of two ways to do the same, taken in turn, and of the pairs' ratios.
+    """Return the medians of two functions that run in turn, and the median ratio of the pairs.
 
-    On a machine that is shared a pair meets much the same load.
+    On a shared machine, the two runs of a pair have nearly the same load.
     """
     taken: list[tuple[float, float]] = []
     for number in range(1 + pairs):
@@ -79,7 +79,8 @@ def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> dict
 def sampling(
     model: Path, num_prompts: int, group_size: int, tokens: int, pairs: int
 ) -> dict[str, float]:
-    """Return seconds of a load of weights, and of the same sampling here and by an actor."""
+    """Return the seconds of a weight load, and of the same sampling in this process and in an
+    actor."""
     tree = {
         "model": {"path": str(model)},
         "data": {"train": ["none"], "template": "base"},
@@ -119,7 +120,7 @@ def sampling(
 
 
 def groups_of(count: int) -> list[Group]:
-    """Return groups of one completion, all different."""
+    """Return groups of one completion each, all different."""
     empty = Completion.from_text("").tokens
     return [
         Group(
@@ -132,7 +133,8 @@ def groups_of(count: int) -> list[Group]:
 
 
 def verdicts(in_flight: int, pairs: int = 40) -> dict[str, float]:
-    """Return milliseconds a verdict with so many in flight: by a worker here, and by an actor's."""
+    """Return milliseconds per verdict at a number in flight, for a worker here and one of an
+    actor."""
     groups = groups_of(in_flight)
     with ExitStack() as stack:
         scale = ScaleConfig(verifier_actors=1)
@@ -154,7 +156,8 @@ def verdicts(in_flight: int, pairs: int = 40) -> dict[str, float]:
 
 
 def server(num_clients: int, seconds: float, rows: int = 8) -> dict[str, float]:
-    """Return what many clients had from a server in a while, and how its memory grew."""
+    """Return the results of many clients of a server over some time, and the growth of its
+    memory."""
     import httpx2
     import uvicorn  # pyright: ignore[reportMissingImports]
 
@@ -201,13 +204,13 @@ def server(num_clients: int, seconds: float, rows: int = 8) -> dict[str, float]:
 
 
 def resident_mib() -> float:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print."""
+    """Measure all parts and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--prompts", type=int, default=8)

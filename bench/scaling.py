@@ -1,10 +1,10 @@
-"""How cost grows: seconds and memory against lengths, group size, vocabulary and model size.
+"""Growth of seconds and memory with lengths, group size, vocabulary and model size.
 
-python -m bench.scaling                    writes docs/scaling.svg and docs/scaling.md (minutes)
-python -m bench.scaling --tiny --out DIR   two small points a sweep, to see that it runs
+    python -m bench.scaling                    writes docs/scaling.svg and docs/scaling.md (minutes)
+    python -m bench.scaling --tiny --out DIR   two small points per sweep, to test the bench
 
-Each point is a process of its own: a Llama of random weights, one warm-up step, then a few
-measured.
+Each point is measured in its own process: a Llama with random weights, one warm-up step, then
+several measured steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MODEL_SIZES = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """One quantity that grows while the others stay as they are."""
+    """A quantity that grows, while all other quantities are constant."""
 
     name: str
     title: str

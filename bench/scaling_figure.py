@@ -1,5 +1,4 @@
-"""The figure of `bench.scaling`: small multiples, a column a sweep, legible on light and dark
-pages."""
+"""The figure of `bench.scaling`: a column of panels per sweep, legible on light and dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What one side of a comparison took: its steps, its memory, and the figures made of them."""
+"""Measurements of one side of a comparison: its steps, its memory, and the figures derived from
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bench.processes import Finished
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some numbers, and their ends."""
+    """Median, minimum and maximum of some numbers."""
 
     median: float
     low: float
@@ -25,16 +26,17 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
     def as_dict(self) -> dict[str, float]:
-        """Return plain values, for JSON."""
+        """Return the fields as plain values for JSON."""
         return {"median": self.median, "min": self.low, "max": self.high}
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """One measured step. prompts: their lengths; completions: theirs, group by group.
+    """One measured step.
 
-    What is not generation is the update: rewards, loss, backward pass, optimizer, and whatever else
-    the side does between two generations.
+    prompts: lengths of the prompts. completions: lengths of the completions, by group. All time
+    that is not generation counts as the update: rewards, loss, backward pass, optimizer, and all
+    other work between two generations.
     """
 
     step_seconds: float
@@ -44,7 +46,7 @@ class StepFacts:
 
     @classmethod
     def read(cls, tree: Mapping[str, Any]) -> StepFacts:
-        """Return a step that a program wrote down."""
+        """Read a step from the JSON value of a program."""
         return cls(
             step_seconds=tree["step_seconds"],
             generation_seconds=tree["generation_seconds"],
@@ -59,12 +61,12 @@ class StepFacts:
 
     @property
     def work(self) -> Work:
-        """What the step had to feed through the model."""
+        """Tokens that the model must process in the step."""
         return Work.of(self.prompts, self.completions)
 
     @property
     def tokens(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return self.work.predicted
 
 
@@ -77,9 +79,9 @@ PHASES: dict[str, Callable[[StepFacts], float]] = {
 
 @dataclass
 class Side:
-    """One program with one setting: all of its measured steps, and the peak of each run.
+    """One program with one setting: all its measured steps, and the peak of each run.
 
-    device_peaks_mib: of the tensors on a GPU; none on a CPU.
+    device_peaks_mib: peaks of the tensors on a GPU; empty on a CPU.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Side:
     versions: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, result: Mapping[str, Any], finished: Finished) -> None:
-        """Take in one run; its first step was the warm-up."""
+        """Add the steps of a run, without its first step, which is a warm-up."""
         self.steps += [StepFacts.read(step) for step in result["steps"][1:]]
         self.peaks_mib.append(finished.peak_mib + finished.helpers_mib)
         self.helpers_mib.append(finished.helpers_mib)
@@ -104,23 +106,22 @@ class Side:
         return Spread.of([PHASES[phase](step) for step in self.steps])
 
     def tokens_per_second(self, phase: str) -> Spread:
-        """Return sampled tokens over the seconds of a phase."""
+        """Return the sampled tokens divided by the seconds of a phase."""
         return Spread.of([step.tokens / PHASES[phase](step) for step in self.steps])
 
     @property
     def peak_mib(self) -> float:
-        """The largest peak of all runs: of the GPU's tensors, or on a CPU of the process and those
-        that it starts."""
+        """Largest peak of all runs: of the tensors on a GPU, or of the process and its children."""
         return max(self.device_peaks_mib or self.peaks_mib)
 
     @property
     def mean_length(self) -> float:
-        """Mean tokens of a completion."""
+        """Mean number of tokens of a completion."""
         lengths = [n for step in self.steps for group in step.completions for n in group]
         return statistics.mean(lengths)
 
     def last_line(self) -> str:
-        """Return how the newest step went, in a line."""
+        """Describe the newest step in one line."""
         last = self.steps[-1]
         generated = f"{last.generation_seconds:.2f} s of it generation"
         step = f"{self.name}: a step of {last.step_seconds:.2f} s"
@@ -128,7 +129,8 @@ class Side:
         return f"{step}, {generated}, {peaks_mib[-1]:.0f} MiB"
 
     def update_share(self, shape: ModelShape, product_flops: float) -> float:
-        """Return the update's useful operations over what matrix products alone could have done."""
+        """Return the update's useful operations, divided by those of matrix products in the same
+        time."""
         return statistics.median(
             update_flops(shape, step.work) / (step.update_seconds * product_flops)
             for step in self.steps
@@ -137,8 +139,7 @@ class Side:
     def generation_shares(
         self, shape: ModelShape, product_flops: float, bandwidth: float, dtype: str
     ) -> dict[str, float]:
-        """Return generation's useful operations, and the bytes it must read, over the limits of
-        each."""
+        """Return generation's useful operations and required bytes, each divided by the limit."""
         works = [(step.work, step.generation_seconds) for step in self.steps]
         return {
             "generation_of_products": statistics.median(
@@ -151,7 +152,7 @@ class Side:
         }
 
     def as_dict(self, phases: Sequence[str] = tuple(PHASES)) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the figures as plain values for JSON."""
         return {
             "name": self.name,
             "measured_steps": len(self.steps),
@@ -170,15 +171,14 @@ class Side:
 
 
 def check_same_prompts(sides: Sequence[Side]) -> None:
-    """Raise RuntimeError where two sides were shown prompts of other lengths."""
+    """Raise RuntimeError if two sides had prompts of different lengths."""
     shown = {side.name: sorted(side.steps[0].prompts) for side in sides}
     if len({tuple(lengths) for lengths in shown.values()}) > 1:
         raise RuntimeError(f"the sides saw different prompts: tokens of each {shown}")
 
 
 def ratios(ours: Side, theirs: Side, phases: Sequence[str] = tuple(PHASES)) -> dict[str, float]:
-    """Return how many times faster we are by phase (tokens a second, medians), and our share of
-    their memory."""
+    """Return Assay's speedup by phase (medians of tokens per second), and its share of memory."""
     found = {
         phase: ours.tokens_per_second(phase).median / theirs.tokens_per_second(phase).median
         for phase in phases
@@ -189,7 +189,7 @@ def ratios(ours: Side, theirs: Side, phases: Sequence[str] = tuple(PHASES)) -> d
 def comparison_table(
     ours: Side, others: Sequence[Side], faster: Side, phases: Sequence[str] = tuple(PHASES)
 ) -> str:
-    """Return the figures of all sides as text, the ratios against the faster of the others."""
+    """Return the figures of all sides as text. Ratios are relative to the fastest other side."""
     compared = ratios(ours, faster, phases)
     sides = [ours, *others]
     rows = [["", *(side.name for side in sides), f"vs {faster.name}"]]
@@ -208,7 +208,7 @@ def comparison_table(
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as text: the first column to the left, others to the right."""
+    """Format rows of cells as text: the first column left-aligned, all others right-aligned."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,10 +1,10 @@
-"""Problems stream through loading and the curriculum: seconds and memory for up to a million rows.
+"""Loading and drawing of up to a million problems: seconds and memory.
 
-python -m bench.streaming [--rows 1000 10000 100000 1000000] [--json]
+    python -m bench.streaming [--rows 1000 10000 100000 1000000] [--json]
 
-Each size is a file of JSON Lines, written by one process and read by another, which loads and
-checks every row as `data.train` does, makes a curriculum of them and draws a thousand steps of
-eight prompts.
+One process writes a file of JSON Lines for each size. Another process reads the file: it loads and
+checks every row as `data.train` does, builds a curriculum, and draws a thousand steps of eight
+prompts.
 """
 
 from __future__ import annotations

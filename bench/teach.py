@@ -1,10 +1,10 @@
-"""What each form of teaching makes of the demo's student: its accuracy beside its teacher's.
+"""Accuracy of the demo's student after each method of distillation, and that of its teacher.
 
     python -m bench.teach --work DIR [--seed 0] [--only FORM]... [--quick] [--json]
 
-The student is the demo's cold start, and the teacher is what the demo's RL made of it. Forms that
-were done in DIR are not done again. Seconds are those of the processor, in one thread, for the
-student's training and its evaluations.
+The student is the demo's cold start, and the teacher is the result of the demo's RL. Results in DIR
+are not measured again. Seconds are processor seconds of one thread, for the student's training and
+its evaluations.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ROWS = f"{PROBLEMS}&split=train&size=20000"
 
 
 def on_traces(stage: str, traces: str, epochs: float, **more: Any) -> dict[str, Any]:
-    """Return the settings of a stage that learns from what the teacher wrote."""
+    """Return the settings of a stage that trains on the teacher's completions."""
     given = {"traces": [traces], "epochs": epochs, "tokens_per_step": 450}
     rate = {"learning_rate": 1e-3, "schedule": "linear"}
     return {stage: given | more, "optimizer": rate}
 
 
 def on_policy(**settings: Any) -> dict[str, Any]:
-    """Return the settings of a stage in which the student writes and the teacher says."""
+    """Return the settings of a stage in which the student samples and the teacher scores."""
     steps = {"steps": 60, "num_prompts": 32, "group_size": 2}
     return {
         "data": {"train": [ROWS]},
@@ -72,7 +72,7 @@ FORMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_teacher(work: Path, seed: int, quick: bool) -> tuple[Path, Path]:
-    """Return the demo's cold start and its RL run, and write what the latter writes."""
+    """Return the demo's cold start and its RL run. Write completions of the latter."""
     top = work / "demo"
     if not (work / RIGHT).is_file():
         small = ["cold_start.sft.epochs=0.01", "reinforce.rl.steps=2"] if quick else []
@@ -92,7 +92,8 @@ def make_teacher(work: Path, seed: int, quick: bool) -> tuple[Path, Path]:
 
 
 def teach(work: Path, form: str, student: Path, teacher: Path, quick: bool) -> dict[str, float]:
-    """Train the student in one form; return its accuracies and seconds, kept in the folder."""
+    """Train the student with one method. Return its accuracies and seconds, which the folder
+    keeps."""
     folder = work / form.replace(", ", "-").replace(" ", "_")
     kept = folder / "found.json"
     if kept.is_file():

@@ -47,7 +47,7 @@ FILTERS = {
 
 
 def write_log(folder: Path, num_rollouts: int) -> int:
-    """Write a run with so many rollouts. Returns the number of steps."""
+    """Write a run with a number of rollouts. Return the number of steps."""
     rng = np.random.default_rng(0)
     (folder / "config.toml").write_text(
         '[model]\npath = "none"\n[data]\ntrain = ["rows.jsonl"]\n[rl]\nsteps = 1000\n'

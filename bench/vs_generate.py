@@ -1,4 +1,4 @@
-"""Assay's engine against Transformers' `generate`: the same model, prompts and lengths.
+"""Assay's engine and Transformers' `generate` on the same model, prompts and lengths.
 
 python -m bench.vs_generate --model DIR [--natural] [--json]
 python -m bench.vs_generate --workload demo

@@ -1,11 +1,13 @@
-"""Assay against TRL's GRPO trainer: generation, update, whole step and memory, in one run.
+"""Assay and TRL's GRPO trainer: generation, update, whole step and memory, in one run.
 
-python -m bench.vs_trl --model DIR [--trl-python PATH] [--micro-batches 8 16] [--repeats 3] [--json]
-python -m bench.vs_trl --workload demo --trl-python PATH
+    python -m bench.vs_trl --model DIR [--trl-python PATH] [--micro-batches 8 16] [--repeats 3]
+        [--json]
+    python -m bench.vs_trl --workload demo --trl-python PATH
 
-PATH is the Python of an environment that holds TRL; without it, this one is to hold it. See
-bench/README.md for what is equal on both sides. With a real reward Assay passes over groups without
-gradient, which TRL does not; here every group has some, so that this saves nothing.
+PATH is the Python of an environment with TRL; by default, this environment must contain TRL.
+bench/README.md lists the common conditions of both sides. With a real reward, Assay skips groups
+without gradient, and TRL does not. In this bench every group has a gradient, so that Assay saves
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MICRO_BATCHES = {"demo": (32, 64), "gsm8k": (8, 16)}
 
 
 def assay_config(work: Workload, problems: Path, state_dtype: str = "float32") -> dict[str, Any]:
-    """Return the configuration under which `assay train` does the workload."""
+    """Return the configuration with which `assay train` performs the workload."""
     optimizer: dict[str, Any] = {
         "learning_rate": work.learning_rate,
         "betas": list(work.betas),
@@ -66,7 +68,7 @@ def assay_config(work: Workload, problems: Path, state_dtype: str = "float32") -
 def run_assay(
     work: Workload, folder: Path, state_dtype: str = "float32", overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], Finished]:
-    """Train as a user does, and read the steps from the run's own directory."""
+    """Train with `assay train`, and read the steps from the run directory."""
     import tomli_w
 
     problems = folder / "problems.jsonl"
@@ -84,7 +86,7 @@ def run_assay(
 
 
 def read_run(run_folder: Path) -> dict[str, Any]:
-    """Return the steps, types and versions that a run wrote down."""
+    """Return the steps, types and versions from a run directory."""
     import pyarrow.parquet as parquet
 
     steps: list[dict[str, Any]] = []
@@ -120,10 +122,10 @@ def read_run(run_folder: Path) -> dict[str, Any]:
 
 
 def saved_dtypes(run_folder: Path) -> dict[str, str]:
-    """Return the types of the weights and of the optimizer's state, read from the last checkpoint.
+    """Return the types of weights and optimizer state, read from the last checkpoint.
 
-    Integers of 16 bits are the lower halves of float32 weights, of which the parameters are the
-    upper.
+    16-bit integers are the lower halves of float32 master weights, whose upper halves are the
+    parameters.
     """
     checkpoint = max((run_folder / "checkpoints").glob("step-*"))
     kinds: dict[str, set[str]] = {"parameters": set(), "optimizer": set()}
@@ -148,14 +150,14 @@ def saved_dtypes(run_folder: Path) -> dict[str, str]:
 def run_trl(
     work: Workload, micro_batch: int, python: Path, folder: Path
 ) -> tuple[dict[str, Any], Finished]:
-    """Take the steps with TRL in its own environment."""
+    """Perform the steps with TRL in its own environment."""
     file = work.write(folder / "workload.json", micro_batch=micro_batch)
     quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": ""}
     return run_for_json([python, TRL_STEP, file], folder, "trl", quiet)
 
 
 def main() -> None:
-    """Alternate the sides, then print or write all figures."""
+    """Run both sides in turn, then print or write all figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +182,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Run every side ``options.repeats`` times, one after the other, and return all figures."""
+    """Run every side ``options.repeats`` times in turn, and return all figures."""
     load_before = os.getloadavg()[0]
     work = workloads.chosen_apart(options, scratch)
     work = replace(work, steps=1 + options.steps, device=options.device)
@@ -223,7 +225,7 @@ def compare(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Return the report as people read it."""
+    """Return the report as text."""
     lines = [report["workload"], "", report["table"], ""]
     for side in report["sides"]:
         held, versions = side["dtypes"], side["versions"]

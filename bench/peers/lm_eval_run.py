@@ -39,7 +39,7 @@ _BOX += ("--tmpfs", "/dev/shm", "--dev", "/dev", "--proc", "/proc")
 
 
 def main() -> None:
-    """Write the task, and hand over to lm-eval's command line."""
+    """Write the task, then call lm-eval's command line."""
     asked = arguments()
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = write_rows(asked)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line asks for."""
+    """Return the parsed arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=("gsm8k", "mbpp"))
     parser.add_argument("--rows", type=Path, nargs="+", required=True)
@@ -86,7 +86,7 @@ def arguments() -> argparse.Namespace:
 
 
 def write_rows(asked: argparse.Namespace) -> Path:
-    """Write the asked rows as one file, less those that the prompt shows; returns its place."""
+    """Write the requested rows as one file, without those in the prompt. Return its path."""
     lines = [line for file in asked.rows for line in file.read_text(encoding="utf-8").splitlines()]
     shown = SHOWN.get(asked.task, ())
     kept = [line for line in lines if json.loads(line).get("task_id") not in shown]
@@ -96,7 +96,7 @@ def write_rows(asked: argparse.Namespace) -> Path:
 
 
 def write_task(asked: argparse.Namespace, rows: Path) -> str:
-    """Write lm-eval's task with the rows' place in it; returns its name."""
+    """Write lm-eval's task with the path of the rows. Return its name."""
     import lm_eval
 
     shipped = Path(str(lm_eval.__file__)).parent / "tasks" / asked.task / f"{asked.task}.yaml"
@@ -120,7 +120,7 @@ def write_task(asked: argparse.Namespace, rows: Path) -> str:
 
 @contextmanager
 def served(asked: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield lm-eval's arguments for the model; llama.cpp serves a GGUF file meanwhile."""
+    """Yield lm-eval's arguments for the model. llama.cpp serves a GGUF file within this context."""
     if asked.gguf is None:
         settings = f"pretrained={asked.model},dtype={asked.dtype}"
         yield ["--model", "hf", "--model_args", settings, "--device", "cpu"]
@@ -148,7 +148,7 @@ def served(asked: argparse.Namespace) -> Iterator[list[str]]:
 
 
 class CodeEval:
-    """pass@1 of programs, as the metric code_eval counts it."""
+    """pass@1 of programs, computed as by the metric code_eval."""
 
     def compute(
         self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int]
@@ -162,7 +162,7 @@ class CodeEval:
 
 
 def passes(program: str) -> bool:
-    """Whether a program comes to its last line in a process of its own."""
+    """Whether a program runs to its last line in a separate process."""
     reached = 100 + secrets.randbelow(100)  # a program that leaves early ends with another code
     box = _BOX if shutil.which("bwrap") else ()
     whole = f"{program}\nimport os\nos._exit({reached})"
@@ -180,7 +180,7 @@ def passes(program: str) -> bool:
 
 
 def judge_programs_here() -> None:
-    """Give lm-eval `CodeEval` where it would load code_eval from the hub."""
+    """Make lm-eval use `CodeEval` in place of code_eval from the hub."""
     import evaluate
 
     load: Callable[..., Any] = evaluate.load

@@ -110,7 +110,7 @@ def trainer(asked: argparse.Namespace, callbacks: list[Any]) -> GRPOTrainer:
 
 
 class Budget(TrainerCallback):
-    """Writes down each step, and ends the run when its processor time is spent."""
+    """Records each step, and ends the run when its processor time is used up."""
 
     def __init__(self, seconds: float, file: Path) -> None:
         self._seconds = seconds
@@ -136,13 +136,13 @@ class Budget(TrainerCallback):
 
 
 def user_lines(text: str, comment: str = "#") -> int:
-    """Return how many lines are neither empty nor a comment."""
+    """Return the number of lines that are neither empty nor comments."""
     stripped = (line.strip() for line in text.splitlines())
     return sum(bool(line) and not line.startswith(comment) for line in stripped)
 
 
 def print_lines(config: Path) -> None:
-    """Print how many lines a user writes for each of the two."""
+    """Print the number of lines that a user writes for TRL and for Assay."""
     script = Path(__file__).read_text(encoding="utf-8")
     script = script.split('"""', 2)[2].partition("class Budget")[0]
     text = config.read_text(encoding="utf-8")

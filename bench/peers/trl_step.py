@@ -27,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class StepTimes(TrainerCallback):
-    """The seconds of each optimizer step, from its first micro-batch to the end of AdamW's step."""
+    """Seconds of each optimizer step, from its first micro-batch to the end of AdamW's step."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -100,7 +100,7 @@ def settings(work: dict[str, Any], folder: str) -> GRPOConfig:
 
 
 def dtypes(trainer: Any) -> dict[str, str]:
-    """Return what the trainer really held, read from its tensors."""
+    """Return the types of the trainer's tensors."""
     kinds = {str(parameter.dtype) for parameter in trainer.model.parameters()}
     state = trainer.optimizer.state.values()
     moments = {str(one["exp_avg"].dtype) for one in state if "exp_avg" in one}
