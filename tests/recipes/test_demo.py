@@ -38,7 +38,7 @@ def test_the_demo_goes_through_both_stages(
     assert Path(result.report).is_file() and len(result.examples) == 3
     assert "Accuracy on 200 held-out problems" in str(result)
     told = capsys.readouterr().out
-    assert told.startswith("1/3  A fresh 0.7M-parameter Transformer") and "\n3/3  GRPO" in told
+    assert told.startswith("1/3  A new Transformer") and "\n3/3  GRPO" in told
 
 
 def test_a_seed_is_that_of_every_part() -> None:
