@@ -108,8 +108,6 @@ def _of_python(text: str) -> list[FunctionCall]:
     # CPython's parser raises MemoryError if its stack is full.
     except (RecursionError, MemoryError, BadJson) as error:
         raise BadCalls("no call: an expression that is too large") from error
-    except SyntaxError:
-        raise
     # `BadCalls` is a ValueError too, and Python 3.11's parser raises ValueError for a null byte.
     except ValueError as error:
         raise BadCalls(f"{error}" if isinstance(error, BadCalls) else "no call") from error

@@ -73,8 +73,10 @@ def _said(error: Any) -> Iterator[tuple[str, str, str]]:
             nearest = did_you_mean(key, known)
             yield "unknown_keys", join(path, key[:60]), f"unknown key; {nearest}".rstrip("; ")
     elif error.validator == "required":
+        # jsonschema reports each missing key in an error of its own, by name in the message alone.
         missing = [key for key in error.validator_value if key not in error.instance]
-        yield "schema", path, f"{missing[0]} is missing"
+        named = (key for key in missing if error.message.startswith(repr(key)))
+        yield "schema", path, f"{next(named, missing[0])} is missing"
     elif error.validator in ("type", "oneOf"):
         yield "schema", path, f"found {_kind(error.instance)}; accepted: {_types(error)}"
     else:

@@ -53,7 +53,9 @@ class Sum:
     def of_error(cls, expression: str, error: str) -> Sum:
         """Return the sum of an unusable expression. Every verdict of this sum is *not judged*."""
         one = Configured.unusable(expression, error)
-        return cls((Term(expression, 1.0),), {expression: one}, Schedule({}))
+        # A term divides its name at "|", and there is one verifier here.
+        name = expression.replace("|", "/")
+        return cls((Term(name, 1.0),), {name: one}, Schedule({}))
 
     def _placed(self, index: int, one: Configured) -> Configured:
         """Return the verifier, with an error if it takes verdicts but is in the first term.

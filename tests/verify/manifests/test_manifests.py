@@ -21,6 +21,8 @@ from assay.verify.manifests.manifests import (
     read_manifest_spec,
     review,
 )
+from assay.verify.manifests.resources import Resource
+from assay.verify.manifests.schemas import schema_faults, versions
 from assay.verify.selftest import labelled_pair, labelled_rows
 
 GOOD = """apiVersion: apps/v1
@@ -308,3 +310,10 @@ def test_changes_leave_the_original_of_other_completions_alone() -> None:
 def test_changes_need_an_original() -> None:
     with pytest.raises(VerifierError, match="original: found missing; accepted: the manifests"):
         judge("a: 1", **REPAIR, form="changes")
+
+
+def test_every_missing_key_is_named() -> None:
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": {}}
+    resource = Resource("apps/v1", "Deployment", "default", "web", body)
+    found = {words for _, _, words in schema_faults(resource, versions()[-1])}
+    assert {"selector is missing", "template is missing"} <= found

@@ -207,3 +207,14 @@ def test_a_part_is_accepted_as_a_verdict_passes(
 ) -> None:
     part = Part(value, score=score, passed=passed)
     assert part.accepted == sum_of("math").verdict([part], 0).correct
+
+
+def test_a_row_with_an_unusable_alternative_is_not_judged() -> None:
+    group = group_of(["5", "6"], answer="5")
+    row = replace(group, problem=replace(group.problem, verifier="math|json:loads"))
+    with VerifierService("math", num_workers=1) as service:
+        with pytest.raises(VerifierError, match="json:loads"):
+            service.check_problem(row.problem)
+        verdicts = service.judge([row])[0]
+    assert [one.status for one in verdicts] == ["not_judged"] * 2
+    assert all("json:loads" in one.detail for one in verdicts)
