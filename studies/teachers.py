@@ -249,9 +249,9 @@ STUDY = Study(
     },
     reading=(
         "- The teacher's correct completions teach most. The student ends at 0.51 and 0.48,"
-        " against 0.33 and 0.35 after RL, in less than a quarter of the time. At temperature 1 it"
-        " even ends above its teacher (0.45 and 0.44), because the verifier has removed the"
-        " teacher's mistakes.\n"
+        " against 0.33 and 0.35 after RL, in less than a quarter of the time (without the"
+        " teacher's own RL and the writing of its completions). At temperature 1 it even ends above"
+        " its teacher (0.45 and 0.44), because the verifier has removed the teacher's mistakes.\n"
         "- Verification brings the gain. Trained on all of the teacher's completions, the"
         " student ends at 0.35 and 0.34, no higher than by RL.\n"
         "- The teacher's distributions teach three to four points more than unverified traces,"
