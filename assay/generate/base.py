@@ -18,8 +18,9 @@ class SoFar:
     """An unfinished completion, as a turn controller sees it.
 
     newest: the newest token; None before the first token. ends: whether the newest token is an end
-    token or completes a stop string. read: returns a copy of all tokens; valid only during the call
-    of the controller. injected: whether the newest token was injected, not sampled.
+    token or completes a stop string. read: function that returns a copy of the completion's tokens;
+    valid only while the turn controller is called. injected: whether the newest token was injected,
+    not sampled.
     """
 
     num_tokens: int
@@ -33,8 +34,9 @@ class SoFar:
 class InjectedTokens:
     """Tokens that a turn controller injects into a completion, masked from the loss.
 
-    replaces: number of newest tokens that are removed first. begins_turn: whether the tokens are a
-    reply to the policy, such as a tool's result, and start a new turn.
+    replaces: number of the completion's newest tokens that are removed before the injection.
+    begins_turn: whether the tokens are a reply to the policy, such as a tool's result, and start a
+    new turn.
     """
 
     tokens: Sequence[int]
@@ -50,19 +52,21 @@ class TurnController(Protocol):
     """Observes one completion, and may inject tokens into the completion.
 
     The generator calls a turn controller before the first token, after each sampled token, and
-    after the last injected token. The result may depend only on this completion, not on other
-    completions of the batch. A completion does not end while tokens are
-    injected. A controller that needs time, such as for a tool, returns a future. The completion
-    pauses until the future's result arrives. The delay does not change the completion's tokens.
+    after the last injected token. The controller's result may depend only on this completion, not
+    on other completions of the batch. Injected tokens never end a completion. A controller that
+    needs time, such as for a tool, returns a future. The completion pauses until the controller's
+    future has a result. A pause does not change the completion's tokens.
     """
 
     def __call__(self, so_far: SoFar) -> InjectedTokens | Promise | None:
-        """Return the tokens to inject, a future of them, or None to continue sampling."""
+        """Return the tokens to inject, a future of the tokens to inject, or None to continue
+        sampling."""
         ...
 
 
 def first_of(*controllers: TurnController) -> TurnController:
-    """Combine turn controllers: the first result that is not None is used."""
+    """Combine several turn controllers into one, which returns the first controller's result that
+    is not None."""
 
     def ask(so_far: SoFar) -> InjectedTokens | Promise | None:
         answers = (controller(so_far) for controller in controllers)
@@ -75,7 +79,7 @@ class CompletionLog(Protocol):
     """A log of the current step's finished completions, which are not sampled again on resume."""
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
-        """Return a logged completion, or None."""
+        """Return the completion from the log, or None if the log lacks the completion."""
         ...
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
@@ -93,12 +97,13 @@ class Generator(Protocol):
 
     @property
     def gives_model_logprobs(self) -> bool:
-        """Whether completions include log-probabilities without temperature and truncation."""
+        """Whether completions include the model's log-probabilities, computed without temperature
+        and truncation, beside the sampling log-probabilities."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether the log-probabilities equal the learner's up to rounding.
+        """Whether the generator's log-probabilities equal the learner's up to rounding.
 
         A learner applies importance weights to the tokens of an inexact generator.
         """

@@ -1,8 +1,8 @@
 """Decoding steps as captured CUDA graphs: one launch per step for any number of layers.
 
-A graph replays the captured kernels on the captured memory. Therefore a step's inputs are copied to
-fixed tensors, and in-place updates of the weights are visible. When the cache or the model moves to
-other memory, all graphs are dropped and captured again.
+A CUDA graph replays its kernels on the same memory addresses as in the capture. Therefore each step
+copies its inputs to fixed tensors, and a replay reads weights that were updated in place. When the
+key-value cache or the model moves to other memory, all graphs are dropped and captured again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class CapturedForward(LeanForward):
         self._capture = capture or capture_graph
         self._capture_again = capture or _recorded
         self._steps: dict[tuple[int, Extent], _Step] = {}
-        # Shapes that were captured before. Capturing a known shape again needs no warm-up run.
+        # Shapes that were captured before.
+        # Capturing a shape again, after its first graph was dropped, needs no warm-up run.
         self._known: set[tuple[int, Extent]] = set()
         self._memory: tuple[int, ...] = ()
 
@@ -76,7 +77,8 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        # A copy of the logits would take longer than many kernels of the step.
+        # The logits are not copied,
+        # because the copy would take longer than many kernels of the step.
         return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
@@ -100,11 +102,12 @@ class CapturedSampling:
         self._draw = draw
         self._capture = capture or capture_graph
         self._last_address = 0
-        # The logits, whose memory the graph reads; uniforms; replay function; result.
+        # Each tuple: logits, whose memory the graph reads; uniforms;
+        # replay function; sampled values.
         self._graph: tuple[Tensor, Tensor, Callable[[], None], Tensor] | None = None
 
     def __call__(self, logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
-        """Return sampled values, which the next call overwrites."""
+        """Return the sampled values in a tensor that the next call overwrites."""
         seen, self._last_address = self._last_address == logits_SV.data_ptr(), logits_SV.data_ptr()
         graph = self._graph
         if graph is None or graph[0].data_ptr() != logits_SV.data_ptr():
@@ -119,10 +122,11 @@ class CapturedSampling:
 
 
 class Captures:
-    """Captures functions that have already run once. All graphs share memory for temporary tensors.
+    """Captures functions as CUDA graphs; each function must have run once before its capture. All
+    graphs of one capturer share the memory for temporary tensors.
 
-    The graphs must be replayed one after the other. Each graph has a result tensor of its own.
-    capture: function that captures, as in `CapturedForward`.
+    Graphs that share memory must be replayed one after the other. Each graph has a result tensor of
+    its own. capture: function that captures, as in `CapturedForward`.
     """
 
     def __init__(self, capture: Capture | None = None) -> None:
@@ -137,13 +141,15 @@ class Captures:
         return _recorded(step, self._pool)
 
     def forget(self) -> None:
-        """Use new memory for further graphs. The old memory is freed with the last old graph."""
+        """Use a new memory pool for graphs that are captured after this call. The old memory pool
+        is freed with its last graph."""
         self._pool = None
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Capture a step on the current CUDA device."""
-    # Libraries such as cuBLAS initialize themselves at first use, which cannot be captured.
+    # Libraries such as cuBLAS initialize themselves at first use,
+    # and a capture rejects the initialization.
     # The step therefore runs once before the capture, on another stream.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

@@ -1,8 +1,8 @@
 """The lean decoder with compiled small operations: norms, gates and decoding attention in C.
 
-`assay.model.compiled` builds ``decode_step.c``. Attention reads only each slot's own tokens, and
-siblings read one copy of their prompt. Without a C compiler, NotLean is raised, and the decoder
-with tensor operations is used.
+`assay.model.compiled` builds ``decode_step.c``. Decoding attention reads only the tokens of its own
+slot, and siblings read one shared copy of their prompt. Without a C compiler, this decoder raises
+NotLean, and the engine uses the lean decoder with tensor operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("decode_step.c")
 
 @cache
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """Build and load the functions for a tensor type. Raises NotLean if the build fails."""
+    """Compile and load the C functions for a tensor type. Raises NotLean if the build fails."""
     found = build(SOURCE, dtype)
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     found.add_norm.argtypes = (pointer, pointer, pointer, ctypes.c_double, number, number, pointer)
@@ -36,7 +36,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 class _Layer(ctypes.Structure):
-    """A layer, in the layout of the struct in ``decode_step.c``."""
+    """A decoder layer's pointers, in the memory layout of the struct in ``decode_step.c``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "capacity", "reach")),
@@ -46,14 +46,15 @@ class _Layer(ctypes.Structure):
 
 
 class CompiledForward(LeanForward):
-    """Decoding with the parameters of a Llama-like model; everything but matrix products in C."""
+    """Decoding with the parameters of a Llama-like model; all operations except matrix products are
+    in C."""
 
     name = "compiled"
 
     def __init__(self, model: nn.Module, packed: bool = False) -> None:
         super().__init__(model, packed)
         weight, width = self._decoder.embedding, self._decoder.width
-        # The C code processes whole vectors of LANES numbers; rotation uses half of a head.
+        # The C code processes whole vectors of LANES numbers, also in the rotation of half a head.
         sizes = {len(layer.gate[0]) for layer in self._decoder.layers} | {weight.shape[1]}
         if weight.device.type != "cpu" or width % (2 * LANES) or any(n % LANES for n in sizes):
             raise NotLean(f"no compiled step on {weight.device.type} for heads of {width} numbers")
@@ -99,15 +100,16 @@ class CompiledForward(LeanForward):
         return normed
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
+        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
         rows, both = gate_up.shape
         result = gate_up.new_empty(rows, both // 2)
         self._functions.silu_product(gate_up.data_ptr(), rows, both // 2, result.data_ptr())
         return result
 
     def _step_attention(self, positions_S: Tensor) -> Attend:
-        """Return the attention function of a step, which rotates, stores and attends in C."""
-        # The layer structures contain addresses, which are valid only for the current memory.
+        """Return the attention function of a step, a C function that rotates queries and keys,
+        stores keys and values, and attends."""
+        # The C structs of the layers contain addresses, so they are rebuilt when the cache moves.
         if self._shapes_of != (memory := self.memory()):
             layers = self._decoder.layers
             self._shapes, self._shapes_of = [self._shape_of(layer) for layer in layers], memory

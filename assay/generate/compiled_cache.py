@@ -35,7 +35,7 @@ class CompiledCache(KeyValues):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token over all layers."""
+        """Bytes of keys and values per token, over all layers."""
         return 2 * sum(self._heads) * self._width * self._dtype.itemsize
 
     def _stores(self) -> Iterable[Tensor]:
@@ -51,7 +51,7 @@ class CompiledCache(KeyValues):
         return padded(room.extent.prompt)
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that old and new tensors never exist together.
+        # The old tensors are freed before the new tensors are allocated, to limit peak memory.
         self.release()
         self.num_slots, self.capacity = num_slots, padded(room.extent.own)
         self.layout += 1
@@ -69,7 +69,7 @@ class CompiledCache(KeyValues):
         self.own, self._held, self.capacity = [], [], 0
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer of the prompt, [1, H, L, D]."""
+        """Store one layer's keys and values of the prompt, [1, H, L, D] each."""
         heads, length, width = keys.shape[1:]
         whole = F.pad(keys[0], (0, 0, 0, padded(length) - length))
         blocks = whole.view(heads, -1, LANES, width).transpose(2, 3).contiguous()
@@ -102,7 +102,8 @@ class CompiledCache(KeyValues):
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Prepare for a step with one token per slot. An idle slot's position is arbitrary."""
-        # An idle slot has position 0 and a stale prompt, which would give a negative own position.
+        # Clamped, because an idle slot has position 0 and a stale prompt length,
+        # so position minus prompt length would be negative.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 
     def stores(self, layer: int) -> tuple[Tensor, ...]:

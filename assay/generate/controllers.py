@@ -18,8 +18,9 @@ MakeController: TypeAlias = "Callable[[Problem, Prompt], TurnController | None]"
 class TurnControllers:
     """Creates the turn controller of each completion of a call, for every generator.
 
-    Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates a
-    second controller, for tools or an environment; None: no tools and no environment.
+    Raises ConfigError if a budget is smaller than the text that ends thinking. make: creates the
+    turn controller for tools or an environment, in addition to the controller of the thinking
+    limits; None: no tools and no environment.
     """
 
     def __init__(
@@ -36,7 +37,8 @@ class TurnControllers:
         self._thinking = {one: ThinkControl.of(tokenizer, sampling, *one) for one in thinking}
 
     def of(self, group: Waiting) -> TurnController | None:
-        """Return the turn controller of a completion in this group, if any."""
+        """Return the turn controller of one completion, or None if nothing controls the
+        completion."""
         control = self._thinking.get(group.asking)
         thinking = None if control is None else control.controller()
         own = None if self._make is None else self._make(group.problem, group.prompt)

@@ -18,7 +18,7 @@ Draw: TypeAlias = Callable[[Tensor, Tensor], tuple[np.ndarray, np.ndarray, np.nd
 
 
 def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Draw:
-    """Return the function that samples and copies the result to the host.
+    """Return a function that samples one token per row and copies the tokens to the host.
 
     steady: whether every step writes its logits to the same memory, so sampling can be captured.
     """
@@ -27,11 +27,12 @@ def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Dra
 
     def draw(logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
         sampled = sample(logits_SV, uniforms_S, sampling)
-        # One tensor, because each copy to the host waits for the device.
+        # All results go into one tensor, because each copy to the host waits for the device.
         # float64 represents token ids and float32 log-probabilities exactly.
         return torch.stack([tensor.double() for tensor in sampled])
 
-    # Truncation reads values on the host, which a graph cannot do.
+    # Sampling with truncation (top-k, top-p) reads values on the host,
+    # which a CUDA graph cannot do.
     steps = CapturedSampling(draw) if steady and not sampling.truncates else draw
     return lambda logits_SV, uniforms_S: _arrays(steps(logits_SV, uniforms_S).cpu().unbind())
 

@@ -1,9 +1,11 @@
 """The built-in generator: schedule, run, postprocess.
 
-Schedule assigns free slots to waiting siblings. A prompt is prefilled once, and all siblings use
-the same keys and values. If the next group has the same prompt, its prefill is skipped. If only the
-beginnings of two prompts are equal, the equal blocks are reused. Run feeds each slot's last token
-and samples the next token. Postprocess removes finished completions and returns complete groups.
+Schedule: each free slot gets a waiting sibling, which is a completion of a group. A prompt is
+prefilled once, and all siblings use the same keys and values. If the next group has the same prompt
+as the last group, the prefill is skipped. If only the beginnings of consecutive prompts are equal,
+the keys and values of the equal blocks are reused. Run: the model reads each slot's last token, and
+the next token is sampled. Postprocess: finished completions leave their slots, and groups whose
+completions are all finished are returned.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
 class EngineStats:
     """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
 
-    num_completions: number of finished completions, out of num_wanted. rows: sum of the rows of all
-    decoding steps, including idle rows. prompt_tokens: prompt tokens that the model computed,
-    without tokens reused from the previous prompt. tokens: sampled tokens, including tokens of
-    unfinished completions and removed tokens. wait_seconds: time in which all completions waited
-    for their turn controllers.
+    num_completions: number of finished completions. num_wanted: number of requested completions.
+    rows: sum of the rows of all decoding steps, including idle rows. prompt_tokens: prompt tokens
+    that the model computed, without tokens reused from the previous prompt. tokens: sampled tokens,
+    including tokens of unfinished completions and removed tokens. wait_seconds: time in which all
+    completions waited for their turn controllers.
     """
 
     num_slots: int = 0
@@ -92,7 +94,7 @@ class _Call:
     reader: PromptReader
     # Function of logits and uniforms that samples tokens and their log-probabilities.
     draw: Draw
-    # New slots of this step; their first token is sampled from the prompt's logits.
+    # Slots that got a completion in this step; the first token is sampled from the prompt's logits.
     fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     num_decoding: int = 0
 
@@ -100,18 +102,18 @@ class _Call:
 class Engine:
     """Samples completions from a live Hugging Face causal language model.
 
-    Memory is allocated when generation starts. Keys and values are freed at the end of the call.
-    Packed copies of the linear maps (CPU) are shared by calls and freed at `sleep`. Stacked copies
-    (CUDA) are made in each call and freed at `sleep`.
+    Memory is allocated when generation starts. Keys and values are freed at the end of each call of
+    `generate`. On a CPU, packed copies of the linear maps are reused by later calls and freed at
+    `sleep`. On CUDA, stacked copies of the linear maps are made in each call and freed at `sleep`.
 
     exact: the engine reads the learner's own parameters with a verified decoder. ``render``
-    converts a problem to a prompt. A completion depends, to the bit, only on the weights, the seed,
+    converts a problem to a prompt. The bits of a completion depend only on the weights, the seed,
     its prompt and index (problem, draw, sibling), the number of slots, the dtype and the thread
     count. Except in a mixture of experts, a completion does not depend on the other completions of
     the batch (`independent`). Models without ``eos_ids`` sample up to the token limit. watch:
-    called with the stats after each decoding step. make_controller: creates a completion's turn
-    controller, in addition to the thinking controller. log: finished completions, which are not
-    sampled again.
+    called with the call's `Stats` after each decoding step. make_controller: creates a completion's
+    turn controller, in addition to the thinking controller. log: finished completions of an
+    interrupted step, which are not sampled again.
     """
 
     exact = True
@@ -150,7 +152,8 @@ class Engine:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Error messages of the faster decoding paths that failed on this model and machine."""
+        """Error messages of the faster decoding paths that were rejected for this model and
+        machine."""
         return self._choice.reasons
 
     @property
@@ -165,11 +168,13 @@ class Engine:
 
     @property
     def skips_idle_rows(self) -> bool:
-        """Whether steps with fewer rows gave the same bits, so that idle rows can be dropped."""
+        """Whether steps with fewer rows gave the same bits in the verification, so that idle rows
+        can be dropped."""
         return len(self._choice.row_counts) > 1
 
     def load_policy(self, weights: Weights) -> None:
-        """Load weights; tensors in the learner's own memory are not copied."""
+        """Load weights into the model; tensors that already are the model's own memory are not
+        copied."""
         weights.load_into(self._model)
         self.policy_version = weights.version
 
@@ -253,7 +258,7 @@ class Engine:
         if self.settings.threads is not None or self._device.type != "cpu":
             return found
         threads = fastest_threads(model, found.forward, found.row_counts[0])
-        # Sums may differ between thread counts, so the path is verified again with another count.
+        # Sums may round differently with another thread count, so the path is verified again.
         self.settings = self.settings.model_copy(update={"threads": threads})
         return found if threads == torch.get_num_threads() else choice()
 
@@ -267,8 +272,8 @@ class Engine:
             yield
 
     def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
-        # The learner can move or convert the model between calls.
-        # Rounding differs between types and devices, so the path is verified again.
+        # The learner may move the model to another device or type between calls.
+        # Rounding differs between types and devices, so the decoding path is verified again.
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
         longest = max((group.limit for group in waiting), default=1)
@@ -281,7 +286,8 @@ class Engine:
         try:
             num_rows = self._make_ready(room)
         except NotLean:
-            # The model got a wrapper or hook after the last call, which this path cannot read.
+            # This decoding path would bypass a wrapper or hook
+            # that the model got after the last call.
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
@@ -306,7 +312,8 @@ class Engine:
         return Waiting.of(position, problem, prompt, sampling.max_tokens, self.context_length)
 
     def _make_ready(self, room: Room) -> int:
-        """Allocate the cache and read the weights; return the number of rows."""
+        """Allocate the key-value cache and read the weights; return the number of rows of a
+        step."""
         num_rows = self._allocate(room)
         with out_of_memory_names(MEMORY_SETTINGS, "generation"), torch.inference_mode():
             self._choice.forward.refresh(self._choice.row_counts[0])
@@ -320,7 +327,7 @@ class Engine:
         cache, counts = self._choice.forward.cache, self._choice.row_counts
         budget = self.settings.max_kv_mib or default_kv_mib(self._device)
         wanted = min(self.settings.slots, room.num_groups * room.group_size)
-        # Surplus rows are computed for nothing, but an unverified row count could change the bits.
+        # The surplus rows are idle, but without them an unverified row count could change the bits.
         num_rows = min(n for n in counts if n >= wanted)
         num_rows = num_that_fit(cache, room, num_rows, self._choice.row_multiple, budget)
         if num_rows < 1:
@@ -363,7 +370,8 @@ class Engine:
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _drop_idle_rows(self, slots: Slots) -> None:
-        """Halve the number of rows (repeatedly) if enough rows are idle and no bit changes."""
+        """Halve the number of rows repeatedly, while enough rows are idle and the smaller row count
+        is verified."""
         active, counts = np.flatnonzero(slots.active_S), self._choice.row_counts
         num_rows = min((n for n in counts if n >= len(active)), default=0)
         if len(slots.group) not in counts or num_rows == len(slots.group):
@@ -375,20 +383,21 @@ class Engine:
 
     @torch.inference_mode()
     def _run(self, call: _Call) -> None:
-        """Feed the last token of every slot and sample the next. New slots sample a first token."""
+        """Feed the last token of every slot and sample the next. Slots with a new completion sample
+        the first token instead."""
         slots, device = call.slots, self._device
         if not slots.going().any():
             return
         started = time.perf_counter()
         uniforms_S = uniforms(slots.keys_S, slots.draws())
-        # One copy for all inputs, because each copy to a device has a fixed cost.
+        # All inputs are copied to the device together, because each copy has a fixed cost.
         inputs_3S = np.stack([slots.tokens_S, slots.positions(), uniforms_S.view(np.int64)])
         tokens_S, positions_S, uniform_bits_S = on_device(inputs_3S, device)
         if call.num_decoding:
             logits_SV = self._choice.forward.decode(tokens_S, positions_S, slots.extent())
         else:
             logits_V = call.fresh[0][1]
-            # All rows are sampled, but only the rows of new completions are used.
+            # All rows are sampled, but only the tokens of new completions are used.
             logits_SV = logits_V.new_zeros(len(slots.tokens_S), len(logits_V))
         for index, logits_V in call.fresh:
             logits_SV[index] = logits_V
@@ -400,7 +409,8 @@ class Engine:
         self.stats.decode_seconds += time.perf_counter() - started
 
     def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
-        """Remove finished completions and return the complete groups."""
+        """Remove finished completions from their slots and return the groups whose completions are
+        all finished."""
         started = time.perf_counter()
         slots = call.slots
         if slots.controlled:
@@ -440,12 +450,12 @@ class Engine:
         slots, num_tokens = call.slots, 0
         if limit is None:
             return 0
-        # Of the waiting groups, only the first can already have siblings in slots.
+        # Only the first waiting group can have siblings in slots: slots are filled by group.
         longest = dict.fromkeys([*call.queue][:1], 0)
         for slot in np.flatnonzero(slots.active_S).tolist():
             group = slots.group[slot]
             assert group is not None, "an active slot has a group"
-            # A completion that continues gets at least one token more.
+            # A completion in a slot is unfinished, so its final length is at least one token more.
             coming = int(slots.counts_S[slot]) + int(slots.going()[slot])
             longest[group] = max(coming, longest.get(group, 0))
         for group, length in longest.items():

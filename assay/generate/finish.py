@@ -1,4 +1,5 @@
-"""The end of a completion: stop strings, think block and turns."""
+"""Detect the end of a completion by stop strings, and split the finished completion into think
+block, turns and answer."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
 # Number of tokens that are decoded in addition to those of the longest stop string.
-# The first decoded token may start within a character or have a leading space.
+# Spare tokens are needed, because the first decoded token may start within a character
+# or lose its leading space.
 SLACK = 8
 
 
@@ -22,7 +24,7 @@ class TextEnds:
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        # Every token has at least one byte, so this tail contains any match in the newest token.
+        # Every token has at least one byte, so a stop string of n bytes spans at most n tokens.
         self.num_tail = max(len(text.encode()) for text in stop) + SLACK
 
     def found(
@@ -52,14 +54,14 @@ def num_think_tokens(
 ) -> int:
     """Return the number of tokens before the answer: the think block with its close tag.
 
-    Returns all tokens if the completion is only reasoning (`ThinkFormat.answer_span`).
-    ``tokens[:end]`` are the tokens of ``text``.
+    If the completion is only reasoning (see `ThinkFormat.answer_span`), the result is the number of
+    all tokens. ``tokens[:end]`` are the tokens of ``text``.
     """
     span = think.answer_span(text)
     if span is None:
         return len(tokens)
     before = text[: span[0]]
-    # Binary search, because each test decodes a whole prefix.
+    # Binary search keeps the number of tests small, because each test decodes a whole prefix.
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -98,7 +100,7 @@ def turns_of(
         (place(start), place(stop - (stop > start and int(tokens[stop - 1]) in end_ids)))
         for start, stop in zip(starts, ends, strict=True)
     ]
-    # The completion starts with injected tokens, so there is no assistant turn before them.
+    # The completion starts with injected tokens, so no assistant turn precedes the injected tokens.
     if not ends[0]:
         return tuple(ends[1:]), tuple(spans[1:])
     return tuple(ends), tuple(spans)

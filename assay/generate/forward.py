@@ -34,10 +34,10 @@ from assay.model.family import STATIC_ROPES
 
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
-# Minimum rows of a step when idle rows are dropped.
-# For fewer rows, libraries use other kernels, which changes the bits.
+# Lower limit of a step's row count: idle rows are dropped only down to this number.
+# For fewer rows, matrix libraries select other kernels, which would change the bits.
 LEAST_ROWS = 4
-# The probe's prompt is longer than one block of prompt reading and one block of the cache.
+# The probe's prompt is longer than a block of prompt reading and a block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
 # Number of tokens of the probe after a load.
@@ -45,17 +45,18 @@ PROBE_BEYOND = 3 * BLOCK
 LOAD_TOKENS = 16
 # Number of vocabulary entries whose log-probabilities a probe transfers and compares.
 PROBED_TOKENS = 256
-# Minimum size of one block of keys and values over all slots, from which siblings share prompts.
+# Siblings share prompts if one block of keys and values, over all slots, has at least this size.
 # Smaller blocks stay in the CPU's cache even without sharing.
 SHARED_FROM_MIB = 64
-# Maximum difference of log-probabilities over the whole vocabulary, in float32.
+# Maximum error of a decoding path's log-probabilities in float32, over the whole vocabulary.
 MAX_DIFFERENCE = 1e-3
-# Maximum mean and 99th percentile in narrower types. Rounding alone reaches half of these limits.
+# Maximum mean and 99th percentile of this error in narrower types; rounding alone reaches half.
 MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75
 
 
 class Forward(Protocol):
-    """A decoding path with its own key-value cache. by_blocks: attention in blocks of one size."""
+    """A decoding path with its own key-value cache. by_blocks: whether attention runs in blocks of
+    one size."""
 
     name: str
     by_blocks: bool
@@ -75,7 +76,7 @@ class Forward(Protocol):
         ...
 
     def end_call(self) -> None:
-        """Free the memory that only one call needs."""
+        """Free the memory that is needed only during one call of `Engine.generate`."""
         ...
 
     def release(self) -> None:
@@ -112,17 +113,17 @@ class ModuleForward:
         inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
-        # Only the last logits: those of 1,000 tokens with 150,000 entries take 600 MB in float32.
+        # Only the last logits are computed: 1,000 tokens of 150,000 logits would take 600 MB.
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
-        # Some rotary embeddings depend on the total length, which is unknown at the first block.
+        # Some rotary embeddings need the prompt's length, unknown in its first block.
         ropes = {name for config in self._configs for name in _rope_types(config)}
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.reads_in_blocks = in_blocks and on_cpu and ropes <= STATIC_ROPES
 
     def refresh(self, num_rows: int) -> None:
-        """Do nothing: the module itself is called."""
+        """Do nothing: this path calls the live module, which always has the newest weights."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -175,7 +176,7 @@ class ModuleForward:
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
     """Disable dropout and gradient checkpointing, which the learner may have enabled."""
-    # With gradient checkpointing, Transformers does not use the key-value cache.
+    # Gradient checkpointing makes Transformers ignore the key-value cache.
     training = model.training
     if training:
         model.eval()
@@ -187,7 +188,7 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 
 class GatheringCache(SlotCache):
-    """Returns keys and values in the standard layout [S, H, K, D], copied in every step."""
+    """Cache that copies keys and values to the standard layout [S, H, K, D] in every step."""
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values, and gather the blocks of each slot."""
@@ -255,7 +256,8 @@ class Choice:
 
     @property
     def note(self) -> str:
-        """Note on the cost or reproducibility of the path, for the run's notes; "": no note."""
+        """Note on the cost or reproducibility of the decoding path, for the run's notes; "": no
+        note."""
         if isinstance(self.forward, OwnCacheForward):
             return (
                 "sampling calls the model for one completion at a time, through its own cache: this"
@@ -275,10 +277,10 @@ def choose_forward(
 ) -> Choice:
     """Return the fastest correct decoding path. Raises ModelError if no path is correct.
 
-    The prefill and the cached steps of a correct path reproduce a plain forward pass. Slots are
-    padded until every row gives the same bits for the same input at every extent, because some
-    products compute the last rows of an odd batch differently. The key-value cache of this
-    verification stays within ``kv_mib``.
+    The prefill and the cached steps of a correct path reproduce a plain forward pass. The number of
+    slots is padded until all rows give the same bits for the same input at every extent, because
+    some matrix products compute the last rows of an odd batch differently. The key-value cache of
+    this verification stays within ``kv_mib``.
     """
     reasons: list[str] = []
     tokens_L = _probe_tokens(model, context_length, PROBE_PROMPT + PROBE_STEPS)
@@ -298,7 +300,7 @@ def choose_forward(
                 logprobs, _ = _through_cache(forward, tokens_L, 1, kv_mib)
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 forward.release()
-                # Each row is computed alone, so rows are independent even in a mixture of experts.
+                # This path computes each row alone, so even experts keep rows independent.
                 return Choice(forward, (num_slots,), 1, True, tuple(reasons))
             same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
@@ -314,13 +316,13 @@ def choose_forward(
                 counts += _fewer_rows(forward, tokens_L, num_rows, logprobs, kv_mib)
             forward.release()
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
-        # The caller names the settings that need less memory.
+        # Out of memory is not a fault of the path: the caller's error names the settings to lower.
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # third-party model code may raise any exception
             reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    # The last error is reported: the last candidate, the model's own cache, is the most general.
+    # The reported error is that of the last and most general path, the model's own cache.
     found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
     accepted = "a causal language model that `generate` of Transformers decodes with a cache"
     raise ModelError(message(type(model).__name__, found, accepted))
@@ -332,7 +334,7 @@ def _first_line(error: Exception) -> str:
 
 
 def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward], ...]:
-    """Return the candidate paths, fastest first."""
+    """Return the decoding paths that may work for this model, fastest first."""
     shared = shares_prompts(model, num_slots)
     kind = next(model.parameters()).device.type
     fast: list[Callable[[], Forward]] = []
@@ -372,7 +374,7 @@ def shares_prompts(model: nn.Module, num_slots: int) -> bool:
 def probe_tokens(
     num_embedded: int, context_length: int | None, length: int = LOAD_TOKENS
 ) -> Tensor:
-    """Return the fixed tokens [L] of the probe."""
+    """Return the fixed tokens [L] that probes score."""
     length = min(length, context_length or length)
     return torch.randint(num_embedded, (length,), generator=torch.Generator().manual_seed(0))
 
@@ -393,7 +395,7 @@ def _probe_tokens(
 def _fewer_rows(
     forward: Forward, tokens_L: Tensor, num_rows: int, expected_LV: Tensor, kv_mib: float
 ) -> Iterator[int]:
-    """Yield row counts, each half of the previous, as long as they give the bits of ``num_rows``.
+    """Yield half of ``num_rows``, a quarter and so on, as long as steps give the same bits.
 
     On a GPU the caller skips this test: fewer rows save little time there, and each row count needs
     a captured graph of its own.

@@ -2,8 +2,8 @@
 
 In a decoding step, a layer takes four matrix products and six kernels (see `triton_decode`).
 Prompts are padded to multiples of `PADDED` tokens. Prompts of a frequent length are captured in
-graphs too. A prompt's bits depend only on its own padded length, because no token attends to the
-padding after the prompt.
+graphs too. The bits of a prompt's keys and values depend only on the prompt and its padded length,
+because no token attends to the padding after the prompt.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from assay.generate.products import Products
 from assay.generate.triton_decode import PADDED, SPLIT, Heads, Rows
 from assay.model.family import Decoder, Layer, NotLean
 
-# Prompts of more tokens are read without a graph, which would occupy much memory.
-# Kernels of long prompts run longer than their launches take, so a graph would save no time.
+# Prompts with more tokens are read without a graph, because the graph would occupy much memory.
+# For long prompts, kernels run longer than their launches take, so a graph would save no time.
 LONGEST_CAPTURED = 2048
-# Maximum number of captured prompt lengths in one call. Other lengths are read without a graph.
+# Maximum number of captured prompt lengths in one call.
+# Prompts of further lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
-# Number of prompts of one length that a call reads before it captures that length.
-# A capture takes the time of several prompts, and a call's graphs are dropped at its end.
+# Number of prompts of one length that a call reads before it captures a graph for the length.
+# A capture takes as long as reading several prompts, and a call's graphs are dropped at its end,
+# so the capture of a rare length would not pay off.
 READ_BEFORE_CAPTURE = 2
 
 
@@ -69,7 +71,7 @@ class FusedForward(CapturedForward):
 
     @property
     def reads_in_blocks(self) -> bool:
-        """False: on a GPU, a block would take as long as a whole prompt."""
+        """False: on a GPU, reading one block would take as long as reading a whole prompt."""
         return False
 
     def refresh(self, num_rows: int) -> None:
@@ -88,7 +90,8 @@ class FusedForward(CapturedForward):
 
     def reach(self, extent: Extent) -> None:
         """Extend the rotary tables to the cache's capacity."""
-        # A table that grows later moves to another address, which invalidates all graphs.
+        # A rotary table that grows later would move to another address,
+        # which invalidates all graphs.
         held = self.cache.prompt_capacity + self.cache.capacity
         super().reach(Extent(max(extent.total, held), 0, 0))
 
@@ -121,14 +124,16 @@ class FusedForward(CapturedForward):
         return super().decode(tokens_S, positions_S, extent)
 
     def _is_captured(self, padded: int) -> bool:
-        """Return whether a prompt of a padded length has a graph, or gets a graph now."""
+        """Return whether prompts of a padded length are read by a graph, captured earlier or by
+        this prompt."""
         if padded in self._prompts:
             return True
         room = len(self._prompts) < MAX_PROMPT_GRAPHS and padded <= LONGEST_CAPTURED
         return room and self._num_read[padded] > READ_BEFORE_CAPTURE
 
     def _graph_of(self, padded: int, like_L: Tensor) -> _PromptGraph:
-        """Return the graph for prompts of a padded length. The first call captures the graph."""
+        """Return the graph for prompts of a padded length. The first call for a padded length
+        captures the graph."""
         graph = self._prompts.get(padded)
         if graph is None:
             tokens_L, last_1 = like_L.new_zeros(padded), like_L.new_zeros(1)
@@ -176,7 +181,7 @@ class FusedForward(CapturedForward):
         return kernels.add_norm(hidden, added, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
+        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
         return kernels.gated(gate_up)
 
 

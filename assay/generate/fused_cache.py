@@ -1,4 +1,5 @@
-"""The key-value cache of the fused decoder: own tokens per slot, and prompts stored once.
+"""The key-value cache of the fused decoder: completion tokens are stored per slot, and each prompt
+is stored once.
 
 A slot refers to its prompt by address, which the kernels read from device memory. Assigning a
 prompt therefore copies nothing, siblings share one copy, and captured steps stay valid.
@@ -15,10 +16,12 @@ from torch import Tensor
 from assay.generate.kv_cache import BLOCK, Extent, KeyValues, Room
 from assay.model.family import Decoder, NotLean
 
-# Steps of up to this many parts of prompts, and of own tokens, have the same shape.
-# Each further shape needs a captured step, while programs without tokens return at once.
+# Attention is split into parts of `split` tokens, and a step's shape is its number of parts.
+# All steps with at most this many parts, of prompts and of own tokens each, have one shape.
+# A further shape needs a captured graph, but surplus parts are cheap:
+# their programs return at once.
 LEAST_PARTS = 16
-# Each shape covers this many times the tokens of the previous shape.
+# The next larger shape covers this many times the tokens of the previous shape.
 GROWTH = 4
 
 
@@ -26,7 +29,8 @@ class FusedCache(KeyValues):
     """Keys and values of S slots. Own tokens: [layers, 2, S, H, capacity, D]. A prompt: [layers, 2,
     H, length, D].
 
-    split: tokens of one part of an attention sum. padding: divisor of all lengths in memory.
+    split: number of tokens of one part, whose attention one GPU program computes. padding: all
+    lengths in memory are multiples of this number of tokens.
     """
 
     def __init__(
@@ -51,7 +55,8 @@ class FusedCache(KeyValues):
 
     @classmethod
     def of(cls, decoder: Decoder, split: int = BLOCK, padding: int = BLOCK) -> FusedCache:
-        """Return a cache for a model. Raises NotLean if its layers have different heads."""
+        """Return a cache for a model. Raises NotLean if the number of attention heads differs
+        between layers."""
         heads = {(len(layer.query[0]), len(layer.key[0])) for layer in decoder.layers}
         if len(heads) != 1:
             raise NotLean("layers with different numbers of heads")
@@ -61,7 +66,7 @@ class FusedCache(KeyValues):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes per token over all layers."""
+        """Bytes of keys and values per token, over all layers."""
         return 2 * self.num_layers * self.heads * self.width * self._like.element_size()
 
     def _stores(self) -> Iterable[Tensor]:
@@ -89,7 +94,7 @@ class FusedCache(KeyValues):
         self._kept, self._length = prompt, length
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that old and new tensors never exist together.
+        # The old tensors are freed before the new tensors are allocated, to limit peak memory.
         # The current prompt stays, because `place` needs it afterwards.
         self._free()
         self.num_slots, self.capacity = num_slots, self.padded(room.extent.own)
@@ -131,7 +136,8 @@ class FusedCache(KeyValues):
             self._changed = False
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent, rounded up to one of few shapes. Steps of one shape share a graph."""
+        """Return the extent, rounded up to one of few shapes. Steps whose rounded extents are equal
+        share one captured graph."""
         prompt = min(self._rounded(extent.prompt), self.prompt_capacity)
         own = min(self._rounded(extent.own), self.capacity)
         return Extent(prompt + own, prompt, own)
@@ -140,7 +146,8 @@ class FusedCache(KeyValues):
         self.positions_S, self.extent = positions_S, extent
 
     def num_parts(self) -> tuple[int, int]:
-        """Return the number of prompt parts in the current step, and the number of all parts."""
+        """Return the number of parts (of `split` tokens) that cover the prompts in the current
+        step, and the number that cover prompts and own tokens."""
         prompt = -(-self.extent.prompt // self._split)
         return prompt, prompt + -(-self.extent.own // self._split)
 

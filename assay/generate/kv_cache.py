@@ -3,8 +3,8 @@
 A layer's keys have the layout ``[num_blocks, S, H, BLOCK, D]``: position p of a slot is in block p
 // BLOCK. Attention multiplies block by block, so every product has the same shape for any extent,
 and blocks beyond a slot's length add exact zeros. A single product over the whole extent is not
-used, because matrix libraries split the sum differently at another extent. The last bits of a
-completion would then depend on the lengths of other completions.
+used, because matrix libraries split the sum differently at another extent. With a single product,
+the last bits of a completion would depend on the lengths of other completions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KeyValues:
         self.num_slots = 0
         self.layout = 0
         self.prompt: Prompt = {}
-        # The layers of the last prompt that `known` has not returned yet.
+        # Layers of the previous prompt, from which `known` has not yet returned the leading tokens.
         self._num_known, self._last = 0, Prompt()
 
     @property
@@ -72,7 +72,7 @@ class KeyValues:
     def begin_prompt(self, known: int = 0) -> None:
         """Start to record the next prompt.
 
-        known: number of leading tokens that are equal in the previous prompt.
+        known: number of leading tokens that this prompt and the previous prompt have in common.
         """
         self._num_known, self._last = known, dict(self.prompt) if known else {}
         self.prompt = {}
@@ -81,12 +81,12 @@ class KeyValues:
         """Return a layer's keys and values of the known tokens, [1, H, known, D]."""
         if not self._num_known:
             return None
-        # The layer is removed from the dictionary, so that only one layer exists twice.
+        # The layer is removed from the dictionary, so that at most one layer is in memory twice.
         keys, values = self._last.pop(layer)
         return keys[:, :, : self._num_known], values[:, :, : self._num_known]
 
     def keep(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer of the prompt, [1, H, L, D]."""
+        """Store one layer's keys and values of the prompt, [1, H, L, D] each."""
         self.prompt[layer] = (keys, values)
 
     def num_tokens(self, num_slots: int, room: Room) -> int:
@@ -94,7 +94,8 @@ class KeyValues:
         raise NotImplementedError
 
     def prompt_tokens(self, room: Room) -> int:
-        """Return the number of tokens of one prompt before it is placed."""
+        """Return the number of tokens that the current prompt occupies before `place` copies the
+        prompt."""
         raise NotImplementedError
 
     def make_room(self, num_slots: int, room: Room) -> None:
@@ -165,7 +166,7 @@ class SlotCache(KeyValues, Cache):
         num_blocks = -(-capacity // BLOCK)
         if num_slots == self.num_slots and num_blocks * BLOCK <= self.capacity:
             return
-        # Free the old tensors first, so that old and new tensors never exist together.
+        # The old tensors are freed before the new tensors are allocated, to limit peak memory.
         self.release()
         self.num_slots = num_slots
         self.layout += 1
@@ -186,7 +187,8 @@ class SlotCache(KeyValues, Cache):
         return (store for pair in self._layers.values() for store in pair)
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent, rounded up to whole blocks so that many steps have the same shape."""
+        """Return the step's extent, rounded up to whole blocks so that many steps have the same
+        shape."""
         total = -(-extent.total // BLOCK) * BLOCK
         return Extent(total, total, total)
 
@@ -212,7 +214,7 @@ class SlotCache(KeyValues, Cache):
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
         self.num_slots = len(slots)
         self.layout += 1
-        # Copy one layer at a time, so that only one layer exists twice.
+        # Layers are copied one at a time, so that at most one layer is in memory twice.
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys.index_select(1, slots), values.index_select(1, slots)
 
@@ -279,7 +281,8 @@ class SlotCache(KeyValues, Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Store a block of a prompt, or one token per slot. Return all keys and values so far."""
+        """Store a block of a prompt, or one token per slot. Return the keys and values of all
+        stored tokens, including the new ones."""
         if self._in_prompt:
             earlier = self.prompt.get(layer_idx) or self.known(layer_idx)
             both = key_states, value_states
@@ -356,8 +359,8 @@ def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Ten
 def block_sum(weights: Tensor, values: Tensor) -> Tensor:
     """Return the weighted sum of values, [rows, queries, D].
 
-    weights: [num_blocks, rows, queries, block]. Blocks are added in order, so zero blocks at the
-    end do not change the result.
+    weights: [num_blocks, rows, queries, block]. The blocks' terms are added in order, so blocks of
+    zeros at the end do not change the result.
     """
     num_blocks, num_rows, num_queries, size = weights.shape
     flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])

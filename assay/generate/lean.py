@@ -1,7 +1,7 @@
 """The lean decoder for Llama, Mistral, Qwen2 and Qwen3: live parameters without Python modules.
 
 For a model with a few million parameters, modules, hooks and masks dominate the time of a decoding
-step. This decoder contains only the tensor operations, with the live modules' parameters and
+step. The lean decoder runs only the tensor operations, with the live modules' parameters and
 low-rank adapters. A hook, an unknown wrapper or an unknown module (quantization) raises NotLean;
 the module's own forward is then used.
 """
@@ -41,7 +41,7 @@ class LeanForward:
     @property
     def reads_in_blocks(self) -> bool:
         """Whether prompts are read in blocks."""
-        # On a GPU, a block would take as long as a whole prompt.
+        # On a GPU, reading one block would take as long as reading a whole prompt.
         return self._decoder.embedding.device.type == "cpu"
 
     def __init__(self, model: nn.Module, packed: bool = False, shared: bool = False) -> None:
@@ -51,7 +51,7 @@ class LeanForward:
         self._cos_KD = self._sin_KD = torch.zeros(0, 0)
         self._decoder = Decoder.of(model)
         self._products: Products | None = None
-        # Row count and fingerprint of the packed weights.
+        # Row count for which the weights were packed, and fingerprint of the packed weights.
         self._weights: tuple[int, tuple[object, ...]] | None = None
 
     def refresh(self, num_rows: int) -> None:
@@ -64,7 +64,7 @@ class LeanForward:
         weights = (num_rows, fingerprint(self._decoder)) if self._packed else None
         if self._products is not None and weights == self._weights is not None:
             return
-        # Free the old copies first, so that old and new copies never exist together.
+        # The old packed copies are freed before the new copies are made, to limit peak memory.
         self._products = None
         self._products = self._new_products(num_rows)
         self._weights = weights
@@ -86,7 +86,8 @@ class LeanForward:
         bounds = read_bounds(length, known) if self.reads_in_blocks else [(0, length)]
         parts = [self._embedded(tokens_L[first:end]) for first, end in bounds]
         added: list[Tensor | None] = [None] * len(parts)
-        # All blocks go through a layer together, so that each weight is loaded into the cache once.
+        # All blocks of a prompt go through a layer before the next layer,
+        # so that each weight is loaded into the CPU's cache once.
         for index, (layer, products) in enumerate(self._layers()):
             attend = self._prompt_attention(index, length)
             normed = [
@@ -113,7 +114,7 @@ class LeanForward:
         self._grow_rotary(extent.total)
 
     def memory(self) -> tuple[int, ...]:
-        """Return a key that changes whenever a step uses other memory, within one generation."""
+        """Return a key that changes, within one generation, whenever steps use other memory."""
         return self._cos_KD.data_ptr(), self._sin_KD.data_ptr(), self.cache.layout
 
     def _layers(self) -> Iterator[tuple[Layer, LayerProducts]]:
@@ -145,7 +146,7 @@ class LeanForward:
         return _normalize(hidden, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
+        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
@@ -220,7 +221,8 @@ class LeanForward:
         """Extend the tables of the module's rotary embedding to at least ``extent`` positions."""
         if extent <= len(self._cos_KD):
             return
-        # The size doubles, because captured graphs become invalid whenever the tables move.
+        # The size doubles so that the tables rarely move,
+        # because a move invalidates all captured graphs.
         size = max(2 * len(self._cos_KD), -(-extent // 256) * 256)
         self._cos_KD, self._sin_KD = self._decoder.rotations(size)
 

@@ -1,7 +1,7 @@
 """A completion that is sampled by a chain of requests, with its turn controller.
 
 `Slots` implements the same rules for the built-in engine, with arrays over all slots. Tests check
-that both implementations give the same tokens.
+that `OpenCompletion` and `Slots` give the same tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class OpenCompletion:
     """An unfinished completion of a request-based generator, such as vLLM.
 
     A request continues the prompt and the tokens so far, until the turn controller injects tokens
-    or returns a future. A new request then continues the completion. controller: the turn
-    controller. text_ends: searches for stop strings; None: the request itself stops at stop
-    strings. num_undone: number of removed tokens. needs_request: whether a new request must
-    continue the completion. promise: future of the turn controller while the completion is paused.
-    reason: finish reason; None while the completion is unfinished.
+    or returns a future. After an injection or a pause, a new request continues the completion.
+    controller: the turn controller. text_ends: searches for stop strings; None: the request itself
+    stops at stop strings. num_undone: number of removed tokens. needs_request: whether a new
+    request must continue the completion. promise: future of the turn controller while the
+    completion is paused. reason: finish reason; None while the completion is unfinished.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpenCompletion:
         self.promise: Promise | None = None
         self.reason: FinishReason | None = None
         self._text_ends, self._eos_ids = text_ends, eos_ids
-        # Finish reason that applies if the paused controller injects nothing.
+        # Finish reason that applies if the future of the paused controller injects nothing.
         self._ends: FinishReason | None = None
         self._ask(None)
 
@@ -60,7 +60,8 @@ class OpenCompletion:
 
     @property
     def is_off(self) -> bool:
-        """Whether the completion left its request: it ended, paused, or got injected tokens."""
+        """Whether the current request must end, because the completion ended, paused, or got
+        injected tokens."""
         return self.needs_request or self.reason is not None
 
     def add(self, token: int, logprob: float, stopped: bool = False) -> None:
@@ -77,7 +78,7 @@ class OpenCompletion:
         self._ask(ends)
 
     def resume(self) -> None:
-        """Continue with the result of the future, which must be finished."""
+        """Continue the paused completion with the result of its future, which must be finished."""
         promise, self.promise = self.promise, None
         assert promise is not None, "the completion is not paused"
         self._ask(self._ends, promise)
@@ -110,13 +111,15 @@ class OpenCompletion:
             self.reason = "length"
 
     def _answer(self, ends: FinishReason | None, answer: Promise | None) -> InjectedTokens | None:
-        """Return the tokens to inject. Sets ``promise`` to an unfinished future."""
+        """Return the tokens to inject. If the controller returns an unfinished future, ``promise``
+        is set to that future."""
         found = answer
         if found is None and self.controller is not None:
             found = self.controller(self._so_far(ends))
         if found is None:
             return None
-        # A new request has a new seed, so its existence must not depend on the speed of a tool.
+        # A new request has a new seed,
+        # so whether a request starts must not depend on a tool's speed.
         self.needs_request = True
         if not isinstance(found, Future):
             return found
@@ -144,7 +147,8 @@ class OpenCompletion:
         self.num_undone += num_tokens
 
     def _tail(self) -> list[int]:
-        """Return the sampled tokens after the last injected token, as far as the search needs."""
+        """Return the sampled tokens after the last injected token, at most as many as the search
+        for stop strings needs."""
         assert self._text_ends is not None
         first = len(self.tokens)
         least = max(0, first - self._text_ends.num_tail)

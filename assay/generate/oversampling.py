@@ -15,9 +15,9 @@ class OversamplingCutoff:
 
     Length is counted in tokens. If all completions start at the same time, the selected groups
     finish first. The selection depends only on the completions, not on slots, timings or placement.
-    Ties go to the earlier group of a call. limit: maximum length of a selected completion so far; a
-    group with a longer completion can be canceled. tokens: number of tokens sampled for groups that
-    were not selected.
+    Of groups with equal lengths, the earlier group of the call is selected. limit: maximum length
+    of a selected completion so far; a group with a longer completion can be canceled. tokens:
+    number of tokens sampled for groups that were not selected.
     """
 
     enough: int
@@ -26,18 +26,18 @@ class OversamplingCutoff:
     _lengths: list[int] = field(default_factory=list[int])
 
     def ended(self, group: Group) -> None:
-        """Record a finished group, which may lower the limit."""
+        """Record a finished group, which may lower the length limit."""
         insort(self._lengths, _longest(group))
         if len(self._lengths) >= self.enough:
             self.lower(self._lengths[self.enough - 1])
 
     def lower(self, limit: int) -> None:
-        """Lower the limit to a value that another process has found."""
+        """Lower the length limit to a value that another process has computed."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def first(self, groups: Sequence[Group]) -> list[Group]:
         """Return the selected groups in their order, and count the tokens of all other groups."""
-        # The sort is stable, so that ties go to the earlier group.
+        # The stable sort selects the earlier of two groups with equal lengths.
         places = sorted(range(len(groups)), key=lambda n: _longest(groups[n]))
         late = {*places[self.enough :]}
         self.tokens += sum(len(one.tokens) for n in late for one in groups[n].completions)

@@ -3,7 +3,8 @@
 This path serves models whose state is more than keys and values: recurrent states (Mamba,
 Qwen3-Next, Falcon H1), positions in the scores (ALiBi), chunked attention. Each completion is
 computed alone, with the model calls that ``generate`` of Transformers makes. The bits of a
-completion therefore do not depend on other rows. A step costs one model call for each completion.
+completion therefore do not depend on other completions. A step costs one model call for each
+completion.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from assay.model.family import unwrap
 
 @dataclass(eq=False)
 class _Row:
-    """A slot's completion. start: the model's state after the prompt, never changed. state: the
-    model's state after the tokens ``prompt`` and ``fed``. logits_V: logits after the newest token.
+    """A slot's completion. start: the model's state after the prompt; later steps copy this state
+    and never change it. state: the model's state after the tokens ``prompt`` and ``fed``. logits_V:
+    logits after the newest token.
     """
 
     prompt: list[int]
@@ -35,7 +37,7 @@ class _Row:
 
 
 class OwnCaches(KeyValues):
-    """The states of all slots. Each state is the model's own cache object."""
+    """The states of all slots. Each state is an object of the model's own cache class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class OwnCacheForward:
             self._options["logits_to_keep"] = 1
 
     def refresh(self, num_rows: int) -> None:
-        """Do nothing: the module itself is called."""
+        """Do nothing: this path calls the live module, which always has the newest weights."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -117,7 +119,7 @@ class OwnCacheForward:
         found: dict[int, Tensor] = {}
         steps = zip(self.cache.rows, tokens_S.tolist(), positions_S.tolist(), strict=True)
         for slot, (row, token, position) in enumerate(steps):
-            # An idle slot feeds token 0 at position 0, which is not computed.
+            # An idle slot has token 0 at position 0, for which the model is not called.
             if row is not None and position >= len(row.prompt):
                 found[slot] = self._step(row, token, position - len(row.prompt))
         like = next(iter(found.values()))
@@ -129,14 +131,17 @@ class OwnCacheForward:
     def _step(self, row: _Row, token: int, number: int) -> Tensor:
         """Feed a completion's token ``number``; return the next logits [V]."""
         if number < len(row.fed):
-            # A paused slot feeds its last token again.
+            # A paused slot feeds its last token again,
+            # so its last logits are returned without a model call.
             if number == len(row.fed) - 1 and row.fed[number] == token:
                 assert row.logits_V is not None
                 return row.logits_V
-            # After tokens are removed, a recurrent state cannot be rewound, only computed again.
+            # A recurrent state cannot be rewound,
+            # so after a removal of tokens the state is computed again.
             row.fed, row.state = row.fed[:number], {}
         if not row.state:
-            # The model changes a state in place, and siblings share the state after the prompt.
+            # A copy, because the model changes a state in place,
+            # and siblings share the state after the prompt.
             row.state, again, row.fed = copy.deepcopy(row.start), row.fed, []
             for one in again:
                 self._feed(row, one)
@@ -156,7 +161,8 @@ class OwnCacheForward:
         training = self.model.training
         self.model.eval()
         try:
-            # Only the model's own functions know which arguments its cache class needs.
+            # The model's own functions build the arguments,
+            # because only they know what its cache class needs.
             inputs = self._inner.prepare_inputs_for_generation(tokens, **how, **state)
             output = self._inner(**inputs, return_dict=True)
         finally:

@@ -1,10 +1,11 @@
 """The linear maps of a decoding step: live parameters, or packed or stacked copies.
 
-Adapters of live maps and of narrow types are computed separately. In packed float32 maps, adapters
-are merged. On a CPU a step multiplies a few rows with every weight, and the library reorders the
-weight's memory for each product. Packing the weights once per generation (query, key and value as
-one map, gate and up as another) avoids this reordering. Packed copies are as large as the weights
-and do not see updates, so they are reused only while the weights are unchanged.
+Adapters of live maps and of narrow types are computed separately. In packed float32 maps, the
+adapters are merged into the weights. On a CPU a step multiplies a few rows with every weight, and
+the library reorders the weight's memory for each product. Packing the weights once per generation
+(query, key and value as one map, gate and up as another) avoids this reordering. Packed copies are
+as large as the weights and do not see updates, so they are reused only while the weights are
+unchanged.
 
 On a GPU the maps with the same input are stacked once per generation, which halves the number of
 products of a step.
@@ -30,7 +31,7 @@ _Make: TypeAlias = "Callable[[Sequence[Map], Sequence[Adapter | None]], Product]
 
 
 class Live:
-    """Live maps with the same input, whose outputs are concatenated."""
+    """Live linear maps that read the same input; the outputs are concatenated."""
 
     def __init__(self, maps: Sequence[Map], adapters: Sequence[Adapter | None] = ()) -> None:
         self._maps = tuple(maps)
@@ -46,7 +47,7 @@ class Live:
 
 
 class Packed:
-    """Maps with the same input, packed as one weight in oneDNN's layout.
+    """Linear maps that read the same input, packed as one weight in oneDNN's memory layout.
 
     adapters: low-rank adapters, which are computed separately.
     """
@@ -74,7 +75,8 @@ class Packed:
 
 
 class Stacked:
-    """Maps with the same input, stacked to one weight: one product instead of several.
+    """Linear maps that read the same input, stacked to one weight, so that one product replaces
+    several.
 
     adapters: low-rank adapters, which are computed separately.
     """
@@ -101,7 +103,7 @@ Product: TypeAlias = Live | Packed | Stacked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProducts:
-    """The linear maps of one layer. Maps with the same input are combined."""
+    """The linear maps of one layer. Linear maps that read the same input are combined."""
 
     query_key_value: Product
     output: Product
@@ -111,16 +113,15 @@ class LayerProducts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Products:
-    """The maps of a whole model."""
+    """The linear maps of a whole model."""
 
     layers: tuple[LayerProducts, ...]
     head: Product
 
     @classmethod
     def of(cls, decoder: Decoder, packed_for: int = 0) -> Products:
-        """Return the live maps, or copies packed for ``packed_for`` rows.
-
-        Raises NotLean if the maps cannot be packed.
+        """Return the live linear maps, or copies packed for ``packed_for`` rows. Raises NotLean if
+        this device and type have no packed products, or if the packed copies are too large.
         """
         if packed_for:
             packed_mib(decoder)
@@ -128,7 +129,8 @@ class Products:
 
     @classmethod
     def stacked(cls, decoder: Decoder) -> Products:
-        """Return stacked copies of maps with the same input, and all other maps as live maps.
+        """Return stacked copies of the linear maps that read the same input, and all other maps as
+        live maps.
 
         Raises NotLean if the copies are too large.
         """
@@ -164,8 +166,8 @@ def _product(maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for
         return Live(maps, adapters)
     if maps[0][0].element_size() < torch.float32.itemsize:
         # Merging in a narrow type rounds small adapter changes away.
-        # bfloat16 cannot represent a change of a weight of 1 by less than 0.004.
-        # With merged adapters, the sampled policy would be the base model.
+        # For example, bfloat16 cannot represent a change of a weight of 1 by less than 0.004.
+        # With adapters merged in bfloat16, the sampled policy could equal the base model.
         return Packed(maps, packed_for, adapters)
     whole = [
         (weight if adapter is None else adapter.merged(weight), bias)
@@ -179,7 +181,7 @@ def can_pack(weight: Tensor) -> bool:
     kernels: Any = torch.ops.mkldnn
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
-    # Both operations are private, so a torch build may lack them.
+    # Both oneDNN operations are private to torch, so a torch build may lack the operations.
     if not hasattr(kernels, "_reorder_linear_weight") or not hasattr(kernels, "_linear_pointwise"):
         return False
     if weight.dtype == torch.bfloat16:
@@ -188,9 +190,8 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def packed_mib(decoder: Decoder) -> float:
-    """Return the size of packed copies of all maps in MiB.
-
-    Raises NotLean if the maps cannot be packed.
+    """Return the size of packed copies of all linear maps in MiB. Raises NotLean if this device and
+    type have no packed products, or if the copies are too large.
     """
     if not can_pack(decoder.embedding):
         raise NotLean("no packed products for this device and type")
@@ -201,9 +202,9 @@ def packed_mib(decoder: Decoder) -> float:
 
 
 def stacked_mib(decoder: Decoder, most_mib: float | None = None) -> float:
-    """Return the size of stacked copies of maps with the same input, in MiB.
+    """Return the size of stacked copies of the linear maps that read the same input, in MiB.
 
-    Raises NotLean above ``most_mib``. None: a quarter of the device's memory.
+    Raises NotLean above ``most_mib``. most_mib None: a quarter of the device's memory.
     """
     together = [
         one
@@ -234,7 +235,8 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
 
 def _mark(tensor: Tensor) -> object:
     if not tensor.is_contiguous():
-        # A new object equals no other object, so the maps are packed again.
+        # A new object equals no other object, so the key never matches
+        # and the maps are packed again.
         return object()
     size = tensor.shape[-1] * tensor.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8)

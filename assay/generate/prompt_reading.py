@@ -1,4 +1,5 @@
-"""Reading prompts in blocks of a fixed size, where equal leading blocks are computed once.
+"""Reading prompts in blocks of a fixed size; leading blocks that consecutive prompts share are
+computed once.
 
 The keys and values of a block depend only on the tokens up to its end, in products of fixed shapes.
 Leading blocks with the tokens of the previous prompt therefore have the same bits and are reused.
@@ -16,10 +17,11 @@ from torch import Tensor
 from assay.model.transfer import on_device
 from assay.types import Tokens
 
-# Tokens of one block. Prompts often share few-shot examples of a few hundred tokens.
-# Smaller blocks would be slower, because every block reads all weights again.
+# Tokens of one block.
+# The block size suits few-shot examples of a few hundred tokens, which prompts often share.
+# Smaller blocks would be slower, because the model reads all weights once per block.
 READ_BLOCK = 192
-# Minimum number of tokens of the last block, because short blocks are slow.
+# Minimum number of tokens of a prompt's last block, because short blocks are slow per token.
 LEAST_READ = 64
 
 
@@ -51,7 +53,7 @@ class PromptReader:
     ) -> None:
         self.num_computed = 0
         self._prefill, self._in_blocks, self._device = prefill, in_blocks, device
-        # The last prompt and its logits; the cache holds its keys and values.
+        # The last prompt and its logits; the cache holds the last prompt's keys and values.
         self._last: tuple[Tokens, Tensor] | None = None
 
     def read(self, tokens: Tokens) -> Tensor:

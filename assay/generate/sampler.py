@@ -17,11 +17,12 @@ from torch import Tensor
 
 from assay.config import SamplingConfig
 
-# Tokens per section: the CDF of a large vocabulary is searched in two levels.
+# Tokens per section: the CDF of the vocabulary is searched first by section, then within a section.
 SECTION = 128
 # Number of logits that are processed together, so that they stay in a CPU's cache.
 CACHED_LOGITS = 2**20
-# Number of tokens that top-p sorts first. More tokens are sorted if their mass is below p.
+# Number of most likely tokens that top-p sorts first, instead of the whole vocabulary.
+# If the sorted tokens have a mass below p, more tokens are sorted.
 TOP_P_FIRST = 256
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,7 +37,8 @@ def completion_key(seed: int, problem_id: str, draw: int, sibling: int) -> int:
 
 
 def key_at(key: int, draw: int) -> int:
-    """Return a key whose first draw is draw number ``draw`` of another key."""
+    """Return a completion key that continues ``key``: its first draw is draw number ``draw`` of
+    ``key``."""
     return (key + draw * int(_GOLDEN)) % 2**64
 
 
@@ -61,7 +63,8 @@ def sample(
     Greedy sampling (temperature 0) has a point mass, so its behavior log-probability is 0.
     """
     num_rows = len(logits_SV)
-    # A few rows at a time stay in the CPU's cache between two passes over the vocabulary.
+    # A few rows are processed at a time, so that their logits stay in the CPU's cache
+    # between two passes over the vocabulary.
     if logits_SV.device.type == "cpu":
         num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
     parts = [
@@ -101,8 +104,8 @@ def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return the log-probabilities after top-k, top-p and min-p (in that order), renormalized.
 
     top-p (Holtzman et al., 2020) retains a token if the more likely tokens have a mass below p.
-    min-p is relative to the most likely token (Nguyen et al., 2024). Ties with the last retained
-    token are retained.
+    min-p is relative to the most likely token (Nguyen et al., 2024). Tokens that are exactly as
+    likely as the last retained token are retained too.
     """
     num_tokens = logprobs_SV.shape[-1]
     top_k = min(sampling.top_k or num_tokens, num_tokens)
@@ -120,13 +123,14 @@ def truncate(logprobs_SV: Tensor, sampling: SamplingConfig) -> Tensor:
 def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     """Return for each row the first token at which the CDF exceeds the row's uniform number.
 
-    Sums are in float64, and in two levels (sections, then tokens of one section). Two levels need
-    only one pass over the vocabulary, and float64 loses no token's mass to rounding. A token of
+    The vocabulary is divided into sections: the search finds the section first, and then the token
+    within the section. So only one section's probabilities are accumulated token by token.
+    Cumulative sums are in float64, so that no token's mass is lost to rounding. A token of
     probability 0 is never returned.
     """
     num_rows, num_tokens = probs_SV.shape
     num_sections = -(-num_tokens // SECTION)
-    # F.pad copies the tensor even if nothing is added.
+    # F.pad would copy the tensor even without padding, so it is called only if needed.
     added = num_sections * SECTION - num_tokens
     sections = F.pad(probs_SV, (0, added)) if added else probs_SV
     sections = sections.reshape(num_rows, num_sections, SECTION)
@@ -136,7 +140,7 @@ def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     section_S1 = torch.searchsorted(edges, target_S1, right=True).clamp_(max=num_sections - 1)
     mass_S1 = mass.gather(1, section_S1)
     share_S1 = (target_S1 - (edges.gather(1, section_S1) - mass_S1)) / mass_S1
-    # Rounding could give a share of 1, which selects a token after the section.
+    # Rounding could give a share of 1, which would select a token after the section.
     share_S1 = share_S1.clamp_(0.0, 1.0 - 2.0**-52)
     row = torch.arange(num_rows, device=probs_SV.device)
     inner = sections[row, section_S1[:, 0]].double().cumsum(-1)

@@ -1,10 +1,12 @@
 """The lean decoder's cache with shared prompts: siblings attend together to one copy.
 
-A prompt is stored once for up to `SIBLINGS` slots, in blocks [num_blocks, N, H, PROMPT_BLOCK, D] of
-N rows. A slot's own tokens are stored in its own blocks [num_blocks, S, H, BLOCK, D]. A step
-multiplies the queries of all siblings of a row with their prompt in one product, followed by one
-softmax over prompt and own tokens. The shapes of products do not depend on other completions:
-vacant places of a row are computed too, and shorter prompts are padded with exact zeros.
+A row holds one copy of a prompt and has places for up to `SIBLINGS` slots, whose completions
+continue that prompt. The N rows are stored in blocks [num_blocks, N, H, PROMPT_BLOCK, D]. The
+completion tokens of S slots are stored in separate blocks [num_blocks, S, H, BLOCK, D]. In a step,
+one product multiplies the queries of all slots of a row with the row's prompt. One softmax then
+covers the scores of prompt and completion tokens. The shapes of products do not depend on other
+completions: vacant places of a row are computed too, and shorter prompts are padded with exact
+zeros.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ from assay.model.transfer import on_device
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
-# Number of rows that are added when no row is free. Every step computes all rows, also free ones.
+# Number of prompt rows that are added when no row is free.
+# Every step computes all rows, also free rows, so rows are added only when needed.
 ROWS_AT_ONCE = 8
 
 
 @dataclass(eq=False)
 class _Row:
-    """One copy of a prompt, with a place for each of `SIBLINGS` slots (None: vacant)."""
+    """A row: one copy of a prompt, with places for `SIBLINGS` slots (None: a vacant place)."""
 
     prompt_number: int = -1
     length: int = 1
@@ -80,7 +83,7 @@ class SharedPromptCache(KeyValues):
         return num_blocks_of(room.extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
 
     def make_room(self, num_slots: int, room: Room) -> None:
-        # Free the old tensors first, so that old and new tensors never exist together.
+        # The old tensors are freed before the new tensors are allocated, to limit peak memory.
         self.release()
         self.num_slots, self._capacity = num_slots, room.extent
         self._own.prompt = self.prompt
@@ -103,7 +106,8 @@ class SharedPromptCache(KeyValues):
         return (*self._own._stores(), *(store for pair in self._prompts for store in pair))
 
     def in_blocks(self, extent: Extent) -> Extent:
-        """Return the extent, rounded up to whole blocks so that many steps have the same shape."""
+        """Return the step's extent, rounded up to whole blocks so that many steps have the same
+        shape."""
         prompt = num_blocks_of(extent.prompt, PROMPT_BLOCK) * PROMPT_BLOCK
         own = num_blocks_of(extent.own) * BLOCK
         return Extent(prompt + own, prompt, own)
@@ -198,7 +202,7 @@ class SharedPromptCache(KeyValues):
                 for k, v in self.prompt.values()
             ]
         else:
-            # Copy one layer at a time, so that only one layer exists twice.
+            # Layers are copied one at a time, so that at most one layer is in memory twice.
             added = num_rows - len(self._rows)
             for layer, pair in enumerate(self._prompts):
                 keys, values = (F.pad(old, (0, 0) * 3 + (0, added)) for old in pair)
@@ -246,7 +250,7 @@ class SharedPromptCache(KeyValues):
             self._slot_of_place, self._place_of_slot = slot_of_place, place_of_slot
             self._all_prompt_bias = bias
         else:
-            # Updated in place, because captured steps read this memory.
+            # The tensors are updated in place, because captured steps read this memory.
             self._slot_of_place.copy_(slot_of_place)
             self._place_of_slot.copy_(place_of_slot)
             self._all_prompt_bias.copy_(bias)

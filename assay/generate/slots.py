@@ -24,8 +24,8 @@ Asking = tuple[ThinkFormat, str | None]
 class Waiting:
     """An unfinished group and its finished completions.
 
-    todo: indices of the siblings that wait for a slot, from 0. Names and random keys contain the
-    index plus ``first_sibling``.
+    todo: indices of the siblings that wait for a slot, from 0. Names and random keys of the
+    completions contain the sibling's index plus ``first_sibling``.
     """
 
     position: int
@@ -40,7 +40,7 @@ class Waiting:
     def of(
         cls, position: int, problem: Problem, prompt: Prompt, most: int, context: int | None
     ) -> Waiting:
-        """Admit a group with completions of up to ``most`` tokens.
+        """Create a group whose completions have up to ``most`` tokens.
 
         Raises DataError if the prompt is empty or leaves no room in the model's context.
         """
@@ -69,7 +69,7 @@ class Waiting:
         return f"{self.problem.group_id}/{self.first_sibling + sibling}"
 
     def group(self) -> Group:
-        """Return the group; all siblings must be finished."""
+        """Return the finished group; all its siblings must be finished."""
         siblings = tuple(self.done[n] for n in range(len(self.done)))
         return Group(self.problem, self.prompt, siblings)
 
@@ -99,21 +99,25 @@ class Slots:
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
         # Whether any slot has had a turn controller.
-        # Without turn controllers, the bookkeeping of injected tokens is skipped to save time.
+        # If no slot has had a controller,
+        # the bookkeeping of injected tokens is skipped to save time.
         self.controlled = False
         self.controllers: list[TurnController | None] = [None] * num_rows
         # Tokens to inject. An injected token replaces the sampled token of a step.
-        # Every decoding path therefore supports injected tokens, also compiled or captured steps.
+        # Injection therefore needs no support by decoding paths,
+        # not even by compiled or captured steps.
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         # Number of removed tokens, which is added to the index of the next random draw.
         # The random number of a removed token is therefore never used again.
         self.undone_S = np.zeros(num_rows, np.int64)
-        # A paused slot feeds its last token again, with the same bits. `held` stores its logs.
+        # A paused slot feeds its last token again, which writes the same bits to the cache.
+        # `held` stores its logs.
         self.waits_S = np.zeros(num_rows, np.bool_)
         self.promised: list[Promise | None] = [None] * num_rows
         self.held: list[list[np.ndarray]] = [[] for _ in range(num_rows)]
-        # Ring buffers with one row per step. A completion needs at most `longest` rows.
+        # The logs are ring buffers [rows, S] with one row per step.
+        # The log of one completion needs at most `longest` rows.
         self.step = -1
         self.token_log = np.zeros((longest, num_rows), np.int32)
         self.behavior_log = np.zeros((longest, num_rows), np.float32)
@@ -124,7 +128,7 @@ class Slots:
         return np.flatnonzero(~self.active_S[: self.num_usable])
 
     def going(self) -> np.ndarray:
-        """Return for each slot whether it has a completion that is not paused."""
+        """Return for each slot whether the slot has a completion that is not paused."""
         # Paused slots are computed too, because the shape of a step determines its bits.
         return self.active_S & ~self.waits_S if self.controlled else self.active_S
 
@@ -199,16 +203,18 @@ class Slots:
         return np.arange(first, self.step + 1) % len(self.token_log)
 
     def draws(self) -> np.ndarray:
-        """Return the index of each slot's next draw. Draws of removed tokens are not repeated."""
+        """Return the index of each slot's next draw. Removed tokens count too, so that their draws
+        are not repeated."""
         return self.counts_S + self.undone_S if self.controlled else self.counts_S
 
     def ask(self, slot: int, ends: bool = False) -> bool:
         """Call the slot's turn controller, unless injected tokens are queued.
 
-        Return whether the completion continues: with injected tokens, or paused for a future.
+        Return True if the controller injects tokens or pauses the completion, so that the
+        completion cannot end now.
         """
         controller, queue = self.controllers[slot], self.injected[slot]
-        # The controller is called again only after all its injected tokens are in the completion.
+        # The controller is not called while tokens that it injected are still queued.
         if controller is None or queue:
             return bool(queue)
         answer = self.promised[slot] or controller(self._so_far(slot, ends))
@@ -245,7 +251,7 @@ class Slots:
         """Resume slots whose futures are done; if all slots are paused, wait for one future."""
         waiting = {slot: self.promised[slot] for slot in np.flatnonzero(self.waits_S).tolist()}
         promises = {one for one in waiting.values() if one is not None}
-        # While any slot samples, the step does not wait for tools.
+        # While any slot samples, the step does not wait for the futures of paused slots.
         if promises and not self.going().any():
             kept, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
             if not kept:
@@ -262,11 +268,12 @@ class Slots:
             getattr(self, name)[rows, slot] = values
 
     def newest_sampled(self) -> np.ndarray:
-        """Return for each slot whether the policy sampled its newest token."""
+        """Return for each slot whether its newest token was sampled by the policy, not injected."""
         return self.sampled_log[self.step % len(self.sampled_log)]
 
     def rows_after_injected(self, slot: int) -> np.ndarray:
-        """Return the part of `rows` after the last injected token."""
+        """Return the part of the log rows (see `rows`) after the completion's last injected
+        token."""
         rows = self.rows(slot)
         injected = np.flatnonzero(~self.sampled_log[rows, slot])
         return rows[injected[-1] + 1 :] if len(injected) else rows
@@ -283,7 +290,8 @@ class Slots:
                 self.sampled_log[row, slot] = False
 
     def _undo(self, slot: int, num_tokens: int) -> None:
-        """Remove the newest tokens, so that the slot feeds the last remaining token again."""
+        """Remove the newest tokens of a slot, so that the slot feeds the last remaining token
+        again."""
         if not num_tokens:
             return
         kept = self.rows(slot)[:-num_tokens]
@@ -296,7 +304,7 @@ class Slots:
 
 
 def no_answer(groups: Sequence[Waiting]) -> RunStopped:
-    """Return the error for paused completions whose turn controllers do not answer."""
+    """Return the error that reports paused completions whose futures did not finish in time."""
     found = f"{len(groups)} completions that wait for a tool or environment that does not answer"
     accepted = f"an answer within {PATIENCE:g} seconds"
     remedy = "set a time limit in the tool or environment, then resume"

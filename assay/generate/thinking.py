@@ -17,7 +17,8 @@ from assay.generate.base import InjectedTokens, SoFar
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
-# Maximum length in bytes, and so in tokens, of the tags that `assay.think` recognizes by default.
+# Maximum length of a tag that `assay.think` recognizes by default, in bytes;
+# no tag has more tokens than bytes.
 LONGEST_TAG = 40
 
 
@@ -41,7 +42,7 @@ class ThinkControl:
 
     @property
     def longest_tag(self) -> int:
-        """Maximum number of tokens of a tag in any recognized spelling."""
+        """Maximum number of tokens of a think tag in any recognized spelling."""
         return LONGEST_TAG + len(self.think.close_tag.encode())
 
     @classmethod
@@ -81,14 +82,15 @@ class ThinkControl:
         return ThinkController(self)
 
     def may_end_a_tag(self, token: int) -> bool:
-        """Return whether a tag may end in this token, so that the text must be decoded."""
+        """Return whether a think tag may end in this token, so that the completion's text must be
+        decoded."""
         if token not in self._may_end:
             tags = self.think.open_tag[-1] + self.think.close_tag[-1]
             self._may_end[token] = not (_ENDS_OF_TAGS | {*tags}).isdisjoint(self.text_of([token]))
         return self._may_end[token]
 
     def text_of(self, tokens: Any) -> str:
-        """Decode tokens as in a completion."""
+        """Decode tokens with the same options as a completion's text."""
         return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 
@@ -109,7 +111,8 @@ class ThinkController:
         """Return the text that ends or continues thinking, or None."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
-        # Limits do not apply to injected tokens, which may open and close blocks.
+        # Limits do not apply at injected tokens,
+        # although injected tokens may open and close think blocks.
         if so_far.injected:
             was_inside = self._inside
         elif was_inside:
@@ -148,7 +151,7 @@ class ThinkController:
         return start
 
     def _before(self, so_far: SoFar, start: int) -> int:
-        """Return the number of whole tokens before a text position."""
+        """Return the number of tokens that lie completely before a text position."""
         tokens, num_tokens = so_far.read(), so_far.num_tokens - 1
         while num_tokens and len(self._control.text_of(tokens[:num_tokens])) > start:
             num_tokens -= 1

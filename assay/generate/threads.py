@@ -24,9 +24,10 @@ from assay.host.files import read_facts, state_folder, write_atomic
 from assay.host.machine import processor
 
 FILE = "decoding.json"
-# Numbers of prompt tokens and completion tokens to which a timed step attends.
+# A timed step attends to these numbers of prompt tokens and completion tokens.
 PROMPT, OWN = 16, 48
-# Number of timed steps per thread count. Steps of both thread counts alternate.
+# Number of timed steps per thread count.
+# Timed steps with one thread and with all threads alternate.
 # Only the fastest step counts, because other processes may have disturbed the other steps.
 ROUNDS = 8
 # One thread is chosen if its time is below this share of the time with all threads.
@@ -68,7 +69,7 @@ def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
             write_atomic(path, json.dumps(known, indent=1).encode())
         return min(int(known[key]["threads"]), threads)
     except (OSError, RuntimeError):
-        # The home folder is missing or read-only.
+        # The cache cannot be written, because the home folder is missing or read-only.
         return threads
 
 
@@ -91,7 +92,7 @@ def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Map
     tokens_S = torch.zeros(num_rows, dtype=torch.int64)
     positions_S = torch.full_like(tokens_S, PROMPT + OWN - 1)
     found = dict.fromkeys(numbers, float("inf"))
-    # The first round is a warm-up.
+    # The first round of steps is a warm-up and is not counted.
     for turn in range(1 + ROUNDS):
         for number in numbers:
             with on_threads(number):

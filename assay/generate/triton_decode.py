@@ -8,7 +8,7 @@ learner's bits in bfloat16.
 """
 
 # pyright: reportIndexIssue=false
-# Kernels are launched as kernel[grid](...), which function types do not support.
+# Kernels have the type Any, because function types do not support the launch as kernel[grid](...).
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from torch import Tensor
 
 Norm = tuple[Tensor, float]
 
-# Tokens of one part of an attention sum. Parts run in parallel and are combined in order.
-# Two tiles keep the latency of a part low.
-# Smaller parts would move more bytes of partial sums than of keys and values.
+# Tokens of one part of an attention sum.
+# Parts of an attention sum run in parallel, and their results are combined in a fixed order.
+# A part of two tiles has a low latency.
+# With smaller parts, the partial sums would have more bytes than the keys and values.
 SPLIT = 128
-# Tokens of one matrix product inside a part.
+# Tokens of one tile: the tokens of one matrix product inside a part.
 TILE = 64
 # Prompts are stored with a length that is a multiple of this number of tokens.
 PADDED = 64
@@ -235,9 +236,9 @@ def attend_kernel(
     """Attend the queries of one slot and key head to one part of the slot's tokens.
 
     The first ``prompt_splits`` parts cover the prompt, all other parts the slot's own tokens.
-    Programs beyond the slot's tokens return at once. prompts: address of each slot's prompt,
-    [layers, 2, HEADS, length in multiples of PADDED, WIDTH]. keys, values: [slots, HEADS, capacity,
-    WIDTH].
+    A program whose part lies beyond the slot's tokens returns at once. prompts: address of each
+    slot's prompt, [layers, 2, HEADS, length in multiples of PADDED, WIDTH]. keys, values: [slots,
+    HEADS, capacity, WIDTH].
     """
     at = tl.program_id(0)
     split = tl.program_id(1)
@@ -248,7 +249,7 @@ def attend_kernel(
     row = fused + slot.to(tl.int64) * (HEADS * (QUERIES + 2) * WIDTH)
     spots = ((at % HEADS) * QUERIES + number)[:, None] * WIDTH + column[None, :]
     length = (tl.load(positions + slot) + 1).to(tl.int32)
-    # An idle slot is at position 0, but has the length of a stale prompt.
+    # Clamped, because an idle slot is at position 0 but still has the length of a stale prompt.
     prompt = tl.minimum(tl.load(prompt_lengths + slot).to(tl.int32), length - 1)
     part = at.to(tl.int64) * num_splits + split
     sums += part * (QUERIES * WIDTH)
@@ -288,7 +289,8 @@ def combine_kernel(
     WIDTH_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Combine the parts of one query head in order: parts of the prompt come first."""
+    """Combine the partial sums of one query head in a fixed order: parts of the prompt come
+    first."""
     at = tl.program_id(0)
     query = tl.program_id(1)
     slot = at // HEADS
@@ -339,7 +341,7 @@ def add_norm(hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up. Each row of ``gate_up`` concatenates gate and up."""
+    """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     result = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, CHUNK))
@@ -412,7 +414,8 @@ def rotate(
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
-        # A fused multiply-add does not round the product before the sum, as the learner does.
+        # Fused multiply-adds are off: they skip the rounding of the product
+        # that the learner's modules do.
         enable_fp_fusion=False,
     )
 
@@ -476,7 +479,8 @@ def attend(
 
 
 def dot_type(fused: Tensor) -> Any:
-    """Return the type of products: the tensors' own, or float32 in Triton's interpreter."""
+    """Return the number type of matrix products: the tensors' own type, or float32 in Triton's
+    interpreter."""
     # Triton's interpreter stores bfloat16 as bits, and would multiply the bits as integers.
     if fused.device.type == "cpu":
         return tl.float32
