@@ -40,8 +40,7 @@ LEAST_ROWS = 4
 # The probe's prompt is longer than a block of prompt reading and a block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-# Number of tokens of the probe after a load.
-# A few tokens suffice, because every weight affects every position.
+# Tokens of the probe after a load: a few suffice, because every weight affects every position.
 LOAD_TOKENS = 16
 # Number of vocabulary entries whose log-probabilities a probe transfers and compares.
 PROBED_TOKENS = 256

@@ -35,7 +35,8 @@ class VllmClient:
         self.vllm, self.engine = vllm, engine
 
     def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
-        """Request a continuation of these tokens. `step` returns the outputs under this name."""
+        """Request a continuation of these tokens. The outputs that `step` returns carry the
+        request's name."""
         prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
         self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
 
@@ -49,7 +50,8 @@ class VllmClient:
         return self.engine.has_unfinished_requests()
 
     def abort(self, names: Sequence[str]) -> None:
-        """Stop requests. vLLM ignores requests that have already ended."""
+        """Stop requests. No check is needed: vLLM ignores an abort of a request that has already
+        ended."""
         self.ask(self.engine.abort_request, [*names])
 
     def output_kind(self, streams: bool) -> Any:
@@ -101,7 +103,8 @@ class VllmCall:
                 number = group.first_sibling + sibling
                 key = completion_key(seed, problem.id, problem.draw, number)
                 controller = self.controllers.of(group)
-                # Without a controller, vLLM searches for stop strings, so no streaming is needed.
+                # Without a turn controller, vLLM itself searches for stop strings,
+                # so no token stream is needed.
                 ends = None if controller is None else text_ends
                 self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
 
@@ -152,7 +155,8 @@ class VllmCall:
         self._asked.clear()
 
     def _take(self, output: Any) -> None:
-        """Append a request's new tokens to its completion, until it ends, pauses or diverges."""
+        """Append a request's new tokens to its completion, until the completion ends, pauses, or
+        gets injected tokens."""
         one, new = self._asked.get(output.request_id), output.outputs[0]
         if one is None:
             return
@@ -160,7 +164,8 @@ class VllmCall:
         stops = over and isinstance(new.stop_reason, str)
         last = len(new.token_ids) - 1
         for place, (token, by_token) in enumerate(zip(new.token_ids, new.logprobs, strict=True)):
-            # Greedy sampling has a point mass, so its log-probability is 0.
+            # Greedy sampling always takes the most likely token,
+            # so the behavior log-probability is 0.
             logprob = by_token[token].logprob if self.sampling.temperature else 0.0
             self.stats.tokens += 1
             one.add(token, logprob, stops and place == last)
@@ -208,9 +213,11 @@ class VllmCall:
             "seed": key_at(one.key, one.draw) >> 1,
             "stop": stop or None,
             "include_stop_str_in_output": True,
-            # As in the engine, a stop string may match the text of special tokens.
+            # Special tokens are decoded too,
+            # because a stop string may match their text, as in the engine.
             "skip_special_tokens": False,
-            # The model's end tokens are in `stop_token_ids`, so vLLM's own are ignored.
+            # All end tokens are in `stop_token_ids`, so the end tokens
+            # that vLLM reads itself are ignored.
             "ignore_eos": True,
             "stop_token_ids": list(self.eos_ids) or None,
             "logprobs": 0,
@@ -240,7 +247,7 @@ class VllmCall:
             self._ended.append((group.position, group.group()))
 
     def _wait(self) -> None:
-        """Wait for one future, because every open completion is paused."""
+        """Wait for the future of one completion; every open completion is paused."""
         started = time.perf_counter()
         promises = [one.promise for one in self._paused if one.promise is not None]
         done, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
@@ -251,6 +258,6 @@ class VllmCall:
 
 def _longest(one: OpenCompletion) -> int:
     """Return the length of the longest completion in the group of an open completion."""
-    # An open completion that is not paused gets at least one token more.
+    # An open completion that is not paused will have at least one token more, so this token counts.
     coming = len(one.tokens) + (one.promise is None)
     return max([coming, *(len(each.tokens) for each in one.group.done.values())])

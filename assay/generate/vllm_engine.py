@@ -51,7 +51,8 @@ RECEIVER = f"{WeightReceiver.__module__}:{WeightReceiver.__name__}".replace(":",
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The facts that vLLM needs to build a model on any machine, without weights.
+    """Configuration, tokenizer and other facts with which vLLM builds a model without weights on
+    any machine.
 
     files: configuration and tokenizer files by name. num_embedded: rows of the embedding. eos_ids:
     tokens that end a completion.
@@ -130,7 +131,8 @@ class VllmEngine:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             # The resource tracker frees the shared memory of vLLM's processes after a kill.
-            # The tracker starts before the marks are set, so a kill of marked processes spares it.
+            # The tracker starts before the marks are set,
+            # so a kill of the marked processes spares the tracker.
             resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
@@ -143,12 +145,13 @@ class VllmEngine:
         """
         weights = self._as_sent(weights)
         places = self._memory.write(weights.tensors)
-        # The hash of the sent tensors takes as long as the load, so both run at the same time.
+        # The hash of the sent tensors takes as long as vLLM's load, so hash
+        # and load run at the same time.
         with ThreadPoolExecutor(1) as pool:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
             (said,) = self._client.ask(self._engine.collective_rpc, "assay_load", args=arguments)
-            # Keys and values of the old weights would otherwise be reused for equal prompts.
+            # The prefix cache is cleared, because its keys and values belong to the old weights.
             self._engine.reset_prefix_cache()
             self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
@@ -165,7 +168,7 @@ class VllmEngine:
                 raise WorkerDied(f"vLLM is stale: on fixed tokens, {error}") from error
 
     def fingerprint(self) -> str:
-        """Return the hash of the weights that vLLM's process read."""
+        """Return the hash that vLLM's process computed of the weights that it read."""
         return self._held
 
     def probe(self) -> Floats:
@@ -257,7 +260,7 @@ class VllmEngine:
         return [groups[n] for n in range(len(waiting)) if cutoff is None or n in groups]
 
     def sleep(self) -> None:
-        """Do nothing: vLLM retains its key-value cache."""
+        """Do nothing: vLLM keeps the memory of its key-value cache between calls."""
 
     def close(self) -> None:
         """Shut vLLM down."""
@@ -279,7 +282,8 @@ class VllmEngine:
                     max_num_seqs=settings.slots,
                     kv_cache_memory_bytes=int(kv_mib * 2**20),
                     seed=0,
-                    # Log-probabilities after temperature and truncation, as used for sampling.
+                    # vLLM returns the log-probabilities from which it samples,
+                    # after temperature and truncation.
                     logprobs_mode="processed_logprobs",
                     max_logprobs=MOST_IDS,
                     enable_prefix_caching=True,
@@ -334,7 +338,7 @@ def _surroundings(
         # A fork copies the CUDA context, which cannot be used in the child.
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
-    # The sockets of a killed process are deleted together with the folder of the marks.
+    # Sockets are in the folder of the marks, which is deleted after a kill of vLLM's processes.
     sockets = {} if marks is None else {"VLLM_RPC_BASE_PATH": marks["TMPDIR"]}
     return {
         **{name: os.environ.get(name, value) for name, value in wanted.items()},

@@ -24,7 +24,7 @@ class SharedMemory:
     """Memory that another process on this machine opens by its `path`."""
 
     def __init__(self) -> None:
-        # A memfd has no file that a killed process could leave behind.
+        # A memfd, because a killed process leaves no file of it behind.
         self._file = os.memfd_create("assay-weights")
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -34,7 +34,7 @@ class SharedMemory:
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def write(self, tensors: Mapping[str, Tensor]) -> list[Place]:
-        """Copy tensors, tied tensors once; return their locations."""
+        """Copy tensors into the memory, tied tensors only once; return the tensors' locations."""
         places: list[Place] = []
         begins: dict[Hashable, int] = {}
         end = 0
@@ -65,7 +65,7 @@ def view_of(memory: Tensor, place: Place) -> Tensor:
 
 
 class WeightReceiver:
-    """Methods that are added to vLLM's worker."""
+    """Methods that vLLM adds to its worker class, so that the engine can call them."""
 
     def assay_load(self, path: str, places: Sequence[Place]) -> dict[str, Any]:
         """Load weights from shared memory.
@@ -90,7 +90,7 @@ class WeightReceiver:
             its = sent.get(name)
             if its is None or mine.shape[1:] != its.shape[1:] or len(mine) < len(its):
                 continue
-            # vLLM's embedding may have additional rows of padding.
+            # vLLM's embedding may have additional rows of padding, which are not compared.
             if not torch.equal(mine[: len(its)].cpu(), its):
                 return name
         return ""

@@ -80,7 +80,7 @@ def _value(node: ast.expr, depth: int) -> Number:
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() | float() as number):
-            # The number is read from the text, so that 0.1 is exactly 1/10, unlike the float.
+            # The number is read from the source text, because the float 0.1 is not exactly 1/10.
             return _small(Fraction(ast.unparse(node)) if math.isfinite(number) else number)
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
@@ -101,7 +101,8 @@ def _value(node: ast.expr, depth: int) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        # The size is checked first, because a power can take unlimited time and memory.
+        # The size of the result is checked before the power is computed,
+        # because a power can take unlimited time and memory.
         if _bits(base) * abs(exponent) > MAX_BITS:
             raise ToolError("a number too large")
         return base ** int(exponent)

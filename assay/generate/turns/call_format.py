@@ -1,4 +1,5 @@
-"""Formats of tool calls in a turn: between marks, or as the chat template writes them."""
+"""Formats of tool calls in a turn: between configured marks, or as the chat template writes tool
+calls."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ _LOOKUP = {
 }
 _CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
 _TAGS = ("<tool_call>", "</tool_call>")
-# Lines and characters of an invalid call that an error message quotes.
+# Maximum numbers of lines and characters of an invalid call that an error message quotes.
 SHOWN_LINES, SHOWN = 3, 160
 _BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
 
@@ -51,12 +52,14 @@ class CallFormat(Protocol):
     """A format of tool calls."""
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the calls that must be answered now. think: the turn's think format."""
+        """Return the tool calls that must be answered now, before the policy continues. think: the
+        turn's think format."""
         ...
 
 
 class InText:
-    """Calls between marks, as set in ``tools.call``. A call is answered as soon as it ends."""
+    """Calls between marks, as set in ``tools.call``. A call is answered as soon as its closing mark
+    is sampled."""
 
     def __init__(self, pattern: str, tools: Mapping[str, Tool]) -> None:
         self._tools = tools
@@ -79,7 +82,7 @@ class InText:
         return [self._named(groups["tool"], groups["input"])]
 
     def _named(self, name: str, text: str) -> Call:
-        """Return a call whose tool name and input are written separately."""
+        """Return a tool call whose tool name and input are separate texts."""
         tool = self._tools.get(name)
         names = [*tool.parameters.get("properties", {})] if tool else []
         if tool is None or (
@@ -97,11 +100,12 @@ class InText:
 
 @dataclass(frozen=True)
 class OfTemplate:
-    """Calls as a chat template writes them, answered at the end of the turn.
+    """Tool calls in the format of a chat template, answered at the end of the turn.
 
     opening, closing: the text around a call's JSON. Both texts are empty if the whole reply is a
-    call, or if the template uses one of the named formats. names: the tools' names. Calls in other
-    known formats are answered too, because small models often deviate from their template.
+    call, or if the template uses one of the named formats. names: the tools' names. Calls in
+    formats of other known templates are answered too, because small models often deviate from their
+    own template.
     """
 
     opening: str
@@ -159,12 +163,13 @@ class OfTemplate:
             before = render_chat(tokenizer, asked, True, [_LOOKUP])
             text = render_chat(tokenizer, [*asked, reply], False, [_LOOKUP])
         except TemplateFailed:
-            # The template does not accept tool calls.
+            # The template raises an error for tool calls, so its call format is unknown.
             return None
         if "Looks a word up" not in before:
             return None
         if _MARK not in text and all(tag in before for tag in _TAGS):
-            # The template describes the call format to the policy, but does not render calls.
+            # The template describes the call format to the policy in words,
+            # but does not render calls.
             return cls(*_TAGS, tuple(names))
         if _of_other_form(text.removeprefix(before)):
             return cls("", "", tuple(names))
@@ -183,7 +188,8 @@ class OfTemplate:
 
 
 def _of_other_form(text: str) -> list[FunctionCall]:
-    """Return the calls in marked formats other than JSON with a name, or []."""
+    """Return the calls in known formats that have marks but no JSON object with a tool name; [] if
+    there are none."""
     try:
         calls, _ = marked_calls(with_plain_tokens(text), lambda _: [])
     except BadCalls:
@@ -192,7 +198,8 @@ def _of_other_form(text: str) -> list[FunctionCall]:
 
 
 def _place_of_call(text: str) -> tuple[int, int]:
-    """Return the span of the JSON of `_CALLED`, with keys in any order, or (0, 0)."""
+    """Return the span of the JSON with which a template rendered the call `_CALLED`, with keys in
+    any order; (0, 0) if there is none."""
     mark = text.rfind(_MARK)
     start = mark
     while (start := text.rfind("{", 0, max(start, 0))) >= 0:
@@ -213,7 +220,7 @@ def _last_line(text: str) -> str:
 
 
 def _read(text: str) -> Iterator[Call]:
-    """Yield the calls of a text, or an error message."""
+    """Yield the tool calls of a text, or the error message of an invalid call."""
     try:
         yield from calls_in(text.strip()) or ["an empty call"]
     except (BadCalls, NoCalls) as error:

@@ -48,7 +48,7 @@ class Corpus:
 
 
 def passages_of(text: str) -> Iterator[str]:
-    """Yield the passages of a document."""
+    """Yield the passages into which a document is split."""
     parts: list[str] = []
     size = 0
     for paragraph in text.split("\n\n"):

@@ -43,7 +43,8 @@ class Play(Protocol):
         """Return the next messages for the policy, or at the end the result of a reward function.
 
         ``{"messages": ..., "reward": 0.5}`` returns messages and the reward of the last turn.
-        messages: the conversation so far. The last message is the policy's, without reasoning.
+        messages: the conversation so far. The last of ``messages`` is the policy's reply, without
+        its reasoning.
         """
         ...
 
@@ -78,7 +79,8 @@ class Environment:
         if completion.truncated:
             conversation.reward = {"score": 0.0}
             return conversation.total(completion.turn_ends)
-        # A text without tokens is the reference answer of a row, which is judged before the run.
+        # A completion with text but no tokens is the reference answer of a row,
+        # which is judged before the run without turns.
         if not completion.said and not len(completion.tokens):
             return Part.not_judged(
                 "unavailable", "the environment continues after this single text"
@@ -104,9 +106,11 @@ class Conversation:
         return ended
 
     def respond(self, said: str) -> Sequence[Message] | None:
-        """Return the next messages; None at the end or if the environment raises an exception.
+        """Return the environment's next messages; None at the end or if the environment raises an
+        exception.
 
-        The replay raises the same exception again, so the completion is then not judged.
+        After an exception the completion is not judged, because the replay raises the same
+        exception again.
         """
         try:
             return self.step(said)
@@ -115,7 +119,7 @@ class Conversation:
             return None
 
     def step(self, said: str) -> Sequence[Message] | None:
-        """Return the next messages, and record the reward at the end."""
+        """Return the environment's next messages; at the end, record the environment's reward."""
         if self.is_over:
             raise VerifierError("the policy continued after the environment ended")
         content = self.think.split(said)[1]
@@ -135,7 +139,8 @@ class Conversation:
         return None
 
     def total(self, turn_ends: Sequence[int]) -> Any:
-        """Return the reward plus the rewards of turns. turn_ends: see `Completion`."""
+        """Return the environment's final reward plus the rewards of the turns. turn_ends: see
+        `Completion`."""
         if not any(self.earned):
             return self.reward
         part = as_part(self.reward)
@@ -165,7 +170,8 @@ def _started(play: Play, problem: Problem) -> list[Message]:
 
 
 def _with_reward(answer: Mapping[str, Any]) -> tuple[Any, float]:
-    """Return messages and their reward. Raises VerifierError for any other value."""
+    """Return messages and their reward. Raises VerifierError if the environment's answer has other
+    keys, or a reward that is not a finite number."""
     reward = answer.get("reward", 0.0)
     is_number = isinstance(reward, int | float) and math.isfinite(reward)
     if {*answer} - {"messages", "reward"} or not is_number:
@@ -175,7 +181,7 @@ def _with_reward(answer: Mapping[str, Any]) -> tuple[Any, float]:
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value is a message."""
+    """Return whether a value is a chat message: a mapping with a role."""
     return isinstance(value, Mapping) and "role" in value
 
 

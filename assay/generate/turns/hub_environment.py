@@ -69,7 +69,8 @@ class HubPlay:
         return _wait(self._start(problem))
 
     def respond(self, messages: Sequence[Message]) -> Any:
-        """Return the next messages; at the end the reward, with the metrics as components."""
+        """Return the environment's next messages; at the end, return the reward, with the
+        environment's metrics as components."""
         return _wait(self._respond(str(messages[-1]["content"])))
 
     async def _start(self, problem: Problem) -> list[Message]:
@@ -118,7 +119,8 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
 
 def _wait(step: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in this thread's event loop."""
-    # One loop is kept, because objects of asyncio work only in the event loop of their creation.
+    # Each thread keeps its event loop,
+    # because asyncio objects work only in the loop that created them.
     if not hasattr(_here, "loop"):
         _here.loop = asyncio.new_event_loop()
     return _here.loop.run_until_complete(step)

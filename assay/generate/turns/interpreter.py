@@ -56,8 +56,8 @@ _sessions: set[Session] = set()
 def interpreter(seconds: float, unsafe: bool = False, packages: Packages = NONE) -> Tool:
     """Create the tool. ``seconds`` limits a call's processor time and, separately, its idle time.
 
-    unsafe: run without isolation if this machine has none and the user has agreed. packages:
-    packages that the code may import.
+    unsafe: whether cells may run without isolation on a machine that offers none, because the user
+    has agreed. packages: packages that the code may import.
     """
     imports = f" It can import {', '.join(packages.listed)}." if packages.listed else ""
     return Tool(
@@ -82,9 +82,10 @@ def check_sandbox(unsafe: bool, packages: Packages = NONE) -> None:
 class Interpreter:
     """The cells of one completion, in one sandboxed process.
 
-    If a cell ends its process, the earlier cells run again in a new process, so only that cell's
-    state is lost. Running the earlier cells again may take half of a call's time limit. If the
-    earlier cells need more time, or end the process, all state is lost, and the result says so.
+    If a cell ends the process, the earlier cells run again in a new process, so only the variables
+    of the failed cell are lost. Running the earlier cells again may take half of a call's time
+    limit. If the earlier cells need more time than that, or end the process, all variables are
+    lost, and the cell's result reports the loss.
     """
 
     seconds: float
@@ -118,7 +119,7 @@ class Interpreter:
     def _prepare(self) -> tuple[float, bool]:
         """Ensure that a process has run all earlier cells.
 
-        Return the seconds used, and whether the state was lost.
+        Return the seconds that the earlier cells took, and whether their variables were lost.
         """
         if self.session is not None:
             return 0.0, False
@@ -127,7 +128,8 @@ class Interpreter:
         for code in self.done:
             limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
             again = session.call("cell", (code,), limits=limits)
-            # A sleeping cell uses no processor time but delays the step: wall time counts half.
+            # Half the wall time counts too,
+            # because a sleeping cell uses no processor time but delays the step.
             used += max(again.cpu_seconds, again.wall_seconds / 2)
             if not again.alive or used >= most:
                 self._forget()
@@ -140,7 +142,8 @@ class Interpreter:
         limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
         session = self.session = _sandbox(self.unsafe, self.packages).load(CELL, limits)
         _sessions.add(session)
-        # The end of a completion is not reported, so the process ends when this object is deleted.
+        # No call reports the end of a completion,
+        # so the sandboxed process ends when this object is deleted.
         weakref.finalize(self, _over, this_thread(), _here.ended, session)
         return session
 
@@ -167,7 +170,8 @@ def _sandbox(unsafe: bool, packages: Packages = NONE) -> Sandbox:
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
     if found is not None and found.packages != packages:
-        # Open sessions end with the old sandbox, and their completions start new sessions.
+        # Closing the old sandbox ends its open sessions,
+        # and the completions of these sessions start new ones.
         _discard()
         found = None
     if found is None:

@@ -8,8 +8,8 @@
     environment = "assay.generate.turns.manifest_repair:REPAIR"
 
 Rows are those of the verifier ``manifests``, and may have two more keys: ``turns``, the number of
-replies (default 3), and ``faults_shown``, the number of faults in one message (default 5). In
-rows of the form ``changes``, each reply changes the result of the previous reply.
+replies (default 3), and ``faults_shown``, the number of faults in one message (default 5). In rows
+of the form ``changes``, each reply lists changes to the manifest that the previous reply produced.
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ class ManifestRepair:
         return prompt if isinstance(prompt, str) else list(prompt)
 
     def respond(self, messages: Sequence[Message]) -> str | Part:
-        """Return the remaining faults; at the end, the reward and the number of unused turns."""
+        """Return a message about the remaining faults; at the end, return the reward and the number
+        of unused turns."""
         self.left -= 1
         text = find_yaml(messages[-1]["content"])
         documents, fault = self._attempted(text)
         found = review(self.spec, documents, fault)
         if found.passed or not self.left:
             if fault and self.documents:
-                # After an invalid reply, earlier changes stay in force, as in a cluster.
+                # An invalid reply changes nothing,
+                # so the changes of earlier replies stay, as in a cluster.
                 found = review(self.spec, self.documents)
             part = as_part(self.spec, found, text)
             return replace(part, components={**part.components, "turns_left": float(self.left)})
@@ -94,8 +96,8 @@ def imperfect_repairs(
 ) -> Sequence[Trace]:
     """Return conversations about small manifests. A share ``right`` of the replies is right.
 
-    A right reply repairs a wrong value. All other replies set a random field to a random value of
-    the same type. The environment's messages are masked from the loss.
+    A right reply repairs one wrong value of the manifest. A wrong reply sets a random field to a
+    random value of the same type. The environment's messages are masked from the loss.
     """
     check(split, num_faults)
     check_share("right", right)

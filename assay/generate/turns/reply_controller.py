@@ -1,7 +1,7 @@
 """Turn controller that injects the replies of tools and environments.
 
-When a turn ends, the tools or the environment run in another thread. The completion pauses until
-the result is ready, while other completions continue.
+When a turn ends, the tools or the environment run in another thread. A completion pauses until its
+tool's or environment's reply is ready, while other completions continue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Asked = tuple[tuple[str, ...], ThinkFormat]
 Piece = str | tuple[int, str, bool]
 """A text of a template, or a message's field: index, field name, and whether it is inside JSON."""
 _FIELDS = ("content", "name", "tool_call_id")
-# Marks have nine characters, because some templates require identifiers of nine characters.
+# Placeholders have nine characters, because some chat templates
+# require call identifiers of nine characters.
 _REPLY = "0Assay999"
 _MARK = re.compile(r'0Assay(\d{3})(\\?")?')
 _numbers = itertools.count()
@@ -39,7 +40,8 @@ _here = threading.local()
 
 
 class AnswerThread:
-    """A daemon thread that executes calls in order. A hanging call does not block process exit."""
+    """A daemon thread that executes the calls of tools and environments in order. Because the
+    thread is a daemon, a hanging call does not block process exit."""
 
     def __init__(self, name: str) -> None:
         self._asked = SimpleQueue[tuple[Future[Any], Callable[[], Any]]]()
@@ -70,7 +72,8 @@ def _thread(name: str) -> AnswerThread:
 
 
 def next_thread(kind: str = "tools") -> AnswerThread:
-    """Return a thread for the next completion or call. The thread does not affect results."""
+    """Return a thread for the next completion or call. The choice of the thread does not affect
+    results."""
     return _thread(f"{kind}-{next(_numbers) % min(MAX_THREADS, os.cpu_count() or 1)}")
 
 
@@ -96,20 +99,23 @@ class ChatFormatter:
     _plain: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        # Parsing of special tokens is a state of the whole tokenizer, which threads share.
+        # Whether a tokenizer parses special tokens in a text is a state of the tokenizer, which
+        # threads share.
         # Contents are therefore encoded with a separate copy of the tokenizer.
         self._plain = copy.deepcopy(self.tokenizer)
 
     @cached_property
     def special_ids(self) -> set[int]:
-        """Special and added tokens, such as end-of-turn."""
+        """Names of special and added tokens, such as the end-of-turn token."""
         tokenizer = self.tokenizer
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
 
     def may_close(self, token: int) -> bool:
-        """Return whether a turn may end in this token, so that the text must be decoded."""
+        """Return whether a turn may end in this token, so that the completion's text must be
+        decoded."""
         if token not in self._closing:
-            # A token may also end within a character.
+            # A token that ends within a character decodes to no plain text,
+            # so it may also end a turn.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
             text = self.text([token]) if self.closes else ""
             self._closing[token] = any(end in text for end in ends)
@@ -120,9 +126,9 @@ class ChatFormatter:
     ) -> list[int]:
         """Return the tokens to inject after the policy's newest token.
 
-        think: the prompt's think format; every turn that the template starts uses it. An
-        end-of-turn token that the policy has sampled is not repeated. Contents are plain text, so
-        names of special tokens in them stay text.
+        think: the prompt's think format, which applies to every turn that the template starts. An
+        end-of-turn token that the policy has sampled is not repeated. Message contents are encoded
+        as plain text, so a special token's name in a content never becomes the token.
         """
         if self.result is not None:
             before, _, after = self.result.partition("{result}")
@@ -141,18 +147,20 @@ class ChatFormatter:
             number, name, in_json = piece
             text = messages[number].get(name, "")
             text = json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text
-            # Tokenizers reject unpaired surrogates, which a tool's output may contain.
+            # Unpaired surrogates, which a tool's output may contain, are replaced,
+            # because tokenizers reject them.
             text = text.encode("utf-8", "replace").decode()
             # Names of special tokens in a message must stay text, or a tool could end the turn.
             tokens += _encode(self._plain, text, split_special_tokens=True)
         return tokens[1:] if tokens[:1] == [newest] and self.result is None else tokens
 
     def text(self, tokens: Any) -> str:
-        """Decode tokens as in a completion."""
+        """Decode tokens with the same options as a completion's text."""
         return str(self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _template_pieces(self, asked: Asked) -> list[Piece]:
-        """Return the template's text from a reply to the next, around messages of these roles."""
+        """Return the text that the chat template writes between two assistant replies, around
+        messages with these roles."""
         if asked not in self._pieces:
             roles, think = asked
             found = self._rendered(asked) or self._rendered((("user",) * len(roles), think))
@@ -170,7 +178,8 @@ class ChatFormatter:
         try:
             text = render_chat(self.tokenizer, turns, True, **think_switches(think.mode))
         except TemplateFailed:
-            # The template does not accept these roles.
+            # The template raises an error for these roles,
+            # so its text around the messages is unknown.
             return None
         _, found, text = text.partition(_REPLY)
         pieces: list[Piece] = []
@@ -194,7 +203,7 @@ def _is_field(piece: Piece) -> TypeGuard[tuple[int, str, bool]]:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """Yield pieces, with adjacent texts joined."""
+    """Yield the pieces of a text, with adjacent plain texts joined to one piece."""
     for are_fields, some in itertools.groupby(pieces, _is_field):
         found = [*some]
         yield from found if are_fields else ["".join(map(str, found))]
@@ -217,7 +226,8 @@ class ReplyController:
     _has_asked: bool = False
 
     def __call__(self, so_far: SoFar) -> Promise | None:
-        """Return a future of the reply if a turn ends with the newest token, else None."""
+        """If a turn ends with the newest token, return a future of the reply; otherwise return
+        None."""
         if self._has_asked and so_far.injected:
             self._start = so_far.num_tokens
         self._has_asked = False

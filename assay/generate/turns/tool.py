@@ -1,4 +1,5 @@
-"""The interfaces of tools, and of the environment that replies to the policy in a completion."""
+"""The interface of tools, and the interface of environments that reply to the policy in a
+completion."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ FREE = ThinkFormat()
 
 
 class ToolError(Exception):
-    """A failed call; its message is shown to the policy."""
+    """Raised by a tool for a failed call; the policy sees the error's message."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Tool:
 class TurnEnvironment(Protocol):
     """Environment of one completion: replies to the policy's turns, by tools or a user's class.
 
-    A completion is a chain of turns. A reply follows each assistant turn except the last. The reply
-    may depend only on the problem and the assistant turns, not on time or other completions.
-    Completions are therefore reproducible to the bit, and a resumed run continues with the same
-    tokens.
+    A completion is a chain of turns. A reply of the environment follows each assistant turn except
+    the last. The reply may depend only on the problem and the assistant turns, not on time or other
+    completions. Completions with tools are therefore reproducible to the bit, and a resumed run
+    samples the same tokens.
     """
 
     def is_addressed(self, said: str, ended: bool) -> bool:
@@ -62,8 +63,9 @@ class TurnEnvironment(Protocol):
         ...
 
     def respond(self, said: str) -> Sequence[Message] | None:
-        """Return the reply as messages; None ends the completion.
+        """Return the reply to the policy as messages; None ends the completion.
 
-        This method may be slow, because it runs in another thread. It must not raise exceptions.
+        This method runs in a thread of its own, so a slow tool does not stop other completions. It
+        must not raise exceptions.
         """
         ...

@@ -18,7 +18,8 @@ from assay.errors import ConfigError, cause
 from assay.host.user_code import import_object
 from assay.host.worker_loop import WorkerLoop, run_worker
 
-# Maximum number of characters of a result. The main process shortens results much further.
+# Maximum number of characters of a result.
+# The main process shortens results much further before the policy sees them.
 MAX_RESULT = 10_000_000
 
 
@@ -45,7 +46,8 @@ def result_of(
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
         result = functions[name](**arguments)
-        # A function that is declared with ``async def`` returns a coroutine.
+        # A function that is declared with ``async def`` returns a coroutine,
+        # whose result is the result of the call.
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
         text = result if isinstance(result, str) else json.dumps(result, default=str)

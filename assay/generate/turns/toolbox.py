@@ -45,7 +45,8 @@ Then stop: its result is put behind it, and you go on. These are the tools:
 
 
 class UnreadCall(Exception):
-    """A call that no parser can read. The policy sees the message, and metrics count the call."""
+    """A call that no parser can read. The policy sees the parser's message, and metrics count the
+    invalid call."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class ToolEnvironment:
         ]
 
     def _begin(self, call: Call, alone: bool) -> Callable[[], str]:
-        """Start a call; return a function that returns its result or raises its error."""
+        """Start a call; return a function that waits for the call and returns its result or raises
+        its error."""
         self.num_calls += 1
         try:
             run = self._checked(call)
@@ -138,7 +140,7 @@ class ToolEnvironment:
 
 
 def _named(call: Call, number: int) -> Message:
-    """Return the name and id that some templates write with a call's result."""
+    """Return the tool name and call id, which some chat templates write with a call's result."""
     name, id = ("", "") if isinstance(call, str) else (call.name, call.id)
     return {"name": name or "unknown", "tool_call_id": id or f"call{number:05}"}
 
@@ -188,7 +190,7 @@ def open_tools(settings: ToolsConfig, tokenizer: Any, in_chat: bool) -> Toolbox 
         tools[tool.name] = tool
     of_template = OfTemplate.of(tokenizer, [*tools]) if in_chat and settings.call is None else None
     pattern = settings.call or FENCED
-    # Without a mark at its end, a call ends with the turn.
+    # The pattern {call} has no marks around the call, so a whole turn is one call.
     is_whole_turn = pattern.strip() == "{call}"
     whole = OfTemplate("", "", tuple(tools)) if is_whole_turn else None
     calls = of_template or whole or InText(pattern, tools)

@@ -1,7 +1,7 @@
 """User functions as tools.
 
-The signature determines the schema that the policy sees. Functions run in a process that can be
-killed.
+A function's signature determines the JSON schema that the policy sees. User functions run in a
+separate process, which is killed at a timeout.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WORKER = "assay.generate.turns.tool_worker"
 def tool_named(name: str, where: str, seconds: float) -> Tool:
     """Return the tool that ``package.module:function`` names. Raises ConfigError.
 
-    The policy sees the function's name, the first paragraph of its docstring and its signature. An
-    object that is already a `Tool` is returned unchanged.
+    The policy sees the function's name, the first paragraph of its docstring and its signature. If
+    the name refers to a `Tool`, this tool is returned unchanged.
     """
     found = import_object(name, where, ConfigError)
     if isinstance(found, Tool):
@@ -75,7 +75,8 @@ def _untitled(schema: Any) -> Any:
         return [_untitled(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    # A title is text. A dict with the key title describes a parameter of that name.
+    # A title is text.
+    # A dict under the key title is not a title but describes a parameter with the name title.
     items = cast("dict[str, Any]", schema).items()
     kept = ((key, each) for key, each in items if key != "title" or not isinstance(each, str))
     return {key: each if key == "default" else _untitled(each) for key, each in kept}
@@ -91,7 +92,7 @@ class FunctionProcess(WorkerProcess):
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
         """Call a function. Raises ToolError for exceptions of the function and for a timeout."""
-        # The import has a time limit of its own, and does not count against the call's limit.
+        # The import of the function's module has its own time limit, apart from the call's limit.
         if name not in self.loaded:
             self._ask(IMPORT_SECONDS, "load", name)
             self.loaded.add(name)
@@ -130,7 +131,8 @@ def _family() -> str:
 
 
 def _process() -> FunctionProcess:
-    """Return this thread's process. Start a new process if the last one was killed."""
+    """Return this thread's process. Start a process if this thread has none, or if its last process
+    was killed."""
     found: FunctionProcess | None = getattr(_here, "process", None)
     if found is None or found not in _opened:
         found = _here.process = FunctionProcess()
