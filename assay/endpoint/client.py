@@ -31,14 +31,15 @@ Read = TypeVar("Read")
 MAX_WAIT = 60.0
 # HTTP status codes that are retried, in addition to every 5xx.
 TRY_AGAIN = frozenset({408, 409, 425, 429})
-# Servers reject an unsupported request key with one of these status codes.
+# A server that does not support a request key answers with one of these status codes.
 REFUSES_A_KEY = frozenset({400, 415, 422, 501})
 REMINDER = "Your reply is read by a program: it must be one JSON object of the form asked for."
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Request features that an endpoint supports. The client drops features after a rejection.
+    """Request features that an endpoint supports. The client drops an unsupported feature after the
+    endpoint has rejected it.
 
     format: reply format, one of ``json_schema``, ``json_object`` and ``text``. tokens_key: request
     key of the completion length. temperature, system: whether the endpoint accepts a temperature
@@ -135,7 +136,8 @@ class EndpointClient:
 
         def once(before: EndpointFailure | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
-                # An identical request would often get the same malformed reply again.
+                # The repeated request differs,
+                # because an identical one would often get the same malformed reply.
                 asked[-1] = _reminded(asked[-1])
             try:
                 reply, body = self._once(asked, schema, deadline)
@@ -214,7 +216,8 @@ class EndpointClient:
             if simpler is None:
                 raise self._refused(status, headers, said)
             dialect = simpler
-        # A failed request leaves the dialect unchanged, because its fault may have another cause.
+        # The client keeps a simpler dialect only after a success:
+        # a failure may have another cause than the dialect.
         self.dialect = dialect
         return self._parsed(raw)
 
@@ -260,7 +263,8 @@ class EndpointClient:
         return shown(self._without_key(text))
 
     def _without_key(self, value: Any) -> Any:
-        # A placeholder key such as "EMPTY" may be an ordinary word of the reply.
+        # Only real keys are removed:
+        # a placeholder such as "EMPTY" may be an ordinary word of the reply.
         key = self.judge.key()
         return without_key(value, key) if len(key) >= KEEP_SECRET else value
 

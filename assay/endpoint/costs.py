@@ -12,7 +12,7 @@ from assay.endpoint.replies import read_usage
 from assay.endpoint.settings import Endpoint
 
 # Assumed characters per token, where an endpoint reports no token counts.
-# English text has about 4 characters per token, so the assumption overestimates the cost.
+# English text has about 4 characters per token, so assuming fewer overestimates the cost.
 CHARS_PER_TOKEN = 3
 COUNTS = (
     *("requests", "failures", "reused", "unstructured"),
@@ -81,7 +81,8 @@ class Budget:
         try:
             yield expenses
         finally:
-            # A failed request appended no cost, so its whole reservation becomes free again.
+            # A failed request has appended no cost,
+            # so its whole reservation becomes available again.
             with self._lock:
                 self._reserved -= most
                 self._spent += sum(expenses)

@@ -81,7 +81,7 @@ class Backoff:
         delay = min(self.longest, self.first * 2 ** (attempt - 1))
         if self.seed is None:
             return delay
-        # A hash instead of `random`: equal seeds give equal delays, and no shared state changes.
+        # A hash replaces `random`, so that equal seeds give equal delays without a shared state.
         digest = hashlib.sha256(f"{self.seed} {attempt}".encode()).digest()
         return delay * (0.5 + int.from_bytes(digest[:4]) / 2**33)
 
@@ -100,8 +100,9 @@ def with_retries(
     deadline: time on the `time.monotonic` clock, for all attempts together.
     retries: maximum number of retries; None: only the deadline limits the number.
     """
-    # The library tenacity would need a custom stop rule, a custom wait rule and a custom message.
-    # A failure can carry the server's delay, and the last message names the limit that was reached.
+    # Why not the library tenacity: it would need a custom stop rule, wait rule and message.
+    # The wait may be the delay that the server requested,
+    # and the last error names the limit reached.
     failure, note = None, ""
     for attempt in count(1):
         try:
@@ -130,7 +131,8 @@ class HttpReply(NamedTuple):
 
 
 class HttpClient:
-    """Connections to servers. Thread-safe. A forked process opens its own connections.
+    """Connections to servers. Thread-safe. A forked process opens its own connections, because
+    sockets cannot be shared with its parent.
 
     concurrency: number of idle connections that stay open. proxies: whether requests to other
     machines use the proxies of the environment.
@@ -178,7 +180,8 @@ class HttpClient:
                 chunks = bytearray()
                 for chunk in response.iter_bytes():
                     chunks += chunk
-                    # `iter_bytes` decompresses, so a small reply could fill the memory.
+                    # `iter_bytes` decompresses, so without a limit a small reply could expand and
+                    # fill the memory.
                     if len(chunks) > max_body:
                         said = f"the endpoint's reply exceeds {max_body} bytes"
                         raise EndpointFailure("error", said)
@@ -189,7 +192,7 @@ class HttpClient:
         except httpx2.TimeoutException:
             raise EndpointFailure("timeout", f"no reply within {seconds:g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            # The error of an invalid header quotes the header, which contains the key.
+            # The library's error about an invalid header quotes the header, which contains the key.
             said = str(without_key(str(error), key))[:SHOWN]
             cause = type(error).__name__ + (f": {said}" if said else "")
             raise EndpointFailure("unavailable", cause) from None
@@ -211,7 +214,8 @@ class HttpClient:
             return httpx2.Client(**_connection(self._concurrency), trust_env=self._proxies)
 
     def close(self) -> None:
-        """Close the connections. The next request opens new connections."""
+        """Close the connections. Close the idle connections; the next request opens new
+        connections."""
         with self._lock:
             self._close()
             self._http = None
@@ -235,7 +239,7 @@ class _TimeLeft(dict[str, float]):
         self._limit = limit
 
     def get(self, key: str, default: Any = None) -> float:  # type: ignore[override]
-        """Return the seconds until the limit."""
+        """Return the seconds until the request's deadline, as the timeout of any phase."""
         # A socket timeout of 0 means non-blocking mode, not an immediate timeout.
         return max(0.001, self._limit - time.monotonic())
 
@@ -337,7 +341,8 @@ class ReplyStream:
                 if said is not None:
                     # Restart the timeout after the yield: a slow client's time does not count.
                     self._clock.wind()
-        # A connection that breaks between two events looks like a complete reply.
+        # The end of the stream is checked, because a connection that breaks between two events
+        # looks like a complete reply.
         if data != b"[DONE]":
             raise EndpointFailure("error", "the stream ended before its [DONE]")
 
@@ -345,7 +350,8 @@ class ReplyStream:
         async with aclosing(self._response.aiter_bytes()) as chunks:
             while True:
                 try:
-                    # A timeout around the yield would interrupt the code that reads the chunks.
+                    # The timeout excludes the yield,
+                    # because it would interrupt the code that reads the chunks.
                     async with self._clock.running():
                         chunk = await anext(chunks)
                 except StopAsyncIteration:

@@ -20,7 +20,8 @@ from assay.endpoint.http_client import EndpointFailure
 # Number of characters at the end of a reply in which the parser searches.
 MAX_REPLY = 200_000
 # Number of opening braces that the search tries as the start of a JSON object.
-# Each attempt may scan the rest of the text, so a reply full of braces would take quadratic time.
+# Without the limit, a reply full of braces would take quadratic time,
+# because each attempt may scan the rest of the text.
 MAX_TRIES = 500
 # Length of a judge's reasoning in a verdict, in characters.
 MAX_REASONING = 600
@@ -112,7 +113,7 @@ def _without_reasoning(text: str) -> str:
 
 
 def why_empty(message: Mapping[str, Any], finish: str) -> str:
-    """Explain why a message has no text."""
+    """Return a text that explains why a reply's message has no text."""
     if finish == "length":
         return "the judge ran into max_tokens before it gave a verdict; raise max_tokens"
     if message.get("tool_calls") or message.get("function_call"):
@@ -134,7 +135,7 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
     if reply.finish_reason in CUT_OFF:
         raise EndpointFailure("error", f"{CUT_OFF[reply.finish_reason]}: {shown(reply.text)}")
     found = [each for each in objects_of(reply.text) if key in each]
-    # The pattern also matches a key in an escaped JSON string.
+    # The pattern also matches the verdict key in an escaped JSON string.
     # A reply that quotes its own verdict is as ambiguous as a reply with two verdicts.
     if len(re.findall(rf"{re.escape(key)}[\\\"'`*\s]{{0,9}}:", reply.text)) > 1 or len(found) > 1:
         raise EndpointFailure("error", f"the judge gave more than one verdict: {shown(reply.text)}")
@@ -183,7 +184,7 @@ def read_choice(value: Any, choices: Sequence[str]) -> str:
 
 
 def read_score(value: Any, low: float, high: float) -> float:
-    """Return the value as a float from ``low`` to ``high``. Raises EndpointFailure."""
+    """Return a reply's value as a float in [``low``, ``high``]. Raises EndpointFailure."""
     if type(value) in (int, float) and math.isfinite(value) and low <= value <= high:
         return float(value)
     accepted = f"a number from {low:g} to {high:g}"

@@ -83,7 +83,7 @@ class Endpoint:
 
     @property
     def host(self) -> str:
-        """Scheme and host of the URL, for messages."""
+        """Scheme and host of the URL, which messages show instead of the whole URL."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc}"
 
@@ -147,7 +147,7 @@ def read_settings(spec: Mapping[str, Any]) -> Settings:
         raise VerifierError(
             message(OPTIONS, str(error), "text, numbers, lists and tables")
         ) from error
-    # The cached settings depend on the environment and the folder, so both are arguments.
+    # The settings are cached by the arguments, so environment and folder must be arguments.
     environment = tuple(os.environ.get(name, "").strip() for name in (URL, MODEL))
     return _read_settings(text, environment, os.getcwd())
 
@@ -189,7 +189,8 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         raise VerifierError(f"{place}: accepted: {ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # The error message omits the value, which may be the API key instead of its variable.
+        # The error message omits the value: the user may have entered the API key itself here,
+        # instead of the name of the environment variable that holds the key.
         raise VerifierError(
             f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
         )

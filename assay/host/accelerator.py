@@ -14,7 +14,8 @@ MIB = 2**20
 
 def registered_backend() -> str | None:
     """Return the device type that another package registered with torch, or None."""
-    # Not an import: torch takes seconds to load, and many commands never need it.
+    # torch is looked up, not imported, because its import takes seconds
+    # and many commands need no torch.
     torch: Any = sys.modules.get("torch")
     name = None if torch is None else torch._C._get_privateuse1_backend_name()
     # privateuseone is torch's placeholder until a package registers a backend name.
@@ -47,7 +48,7 @@ def device_memory_mib(device: Any) -> tuple[float, float] | None:
     """Return a device's (free, total) memory in MiB; None if the device reports no memory."""
     import torch
 
-    # Apple's mps shares the machine's memory, and raises an error here.
+    # Apple's mps shares the machine's memory, so torch raises an error for its device memory.
     with suppress(RuntimeError, NotImplementedError):
         free, total = torch.accelerator.get_memory_info(device)
         return free / MIB, total / MIB
@@ -65,7 +66,7 @@ def free_device_memory() -> None:
 def random_states() -> tuple[str, list[Any]] | None:
     """Return the accelerator's type, and the random generator state of each device.
 
-    None if there is no accelerator, or if this process has not used the accelerator.
+    The result is None if there is no accelerator, or if this process has not used the accelerator.
     """
     module = _module()
     # Reading the random state would initialize CUDA, which takes device memory.

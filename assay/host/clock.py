@@ -54,7 +54,7 @@ class PhaseClock:
 
         For nested work, the row describes the outermost work of known size, or else the innermost.
         """
-        # A copy, because the heartbeat thread calls this method while the list changes.
+        # The list is copied, because the heartbeat thread calls this method while the list changes.
         at_hand = [*self._at_hand]
         known = [one for one in at_hand if one.total]
         return (known[0] if known else at_hand[-1]).as_row() if at_hand else None
@@ -127,7 +127,8 @@ class RunClock(PhaseClock):
         return time.perf_counter() - self._started
 
     def begin_step(self) -> None:
-        """Start the next step. Time between two steps counts only inside `after_row`."""
+        """Start the next step. Time between two steps is not counted, except the time that
+        `after_row` measures."""
         self._step_started = time.perf_counter()
 
     @contextmanager

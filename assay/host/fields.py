@@ -36,11 +36,12 @@ class Field:
     equates: bool = False
 
     def read(self, problem: Problem) -> Any:
-        """Return the value in a problem's spec, or the default. Raises VerifierError."""
+        """Return the field's value in a problem's spec, or the field's default. Raises
+        VerifierError."""
         return self.of(problem.spec, f"problem {problem.id}: spec")
 
     def of(self, given: Mapping[str, Any], where: str) -> Any:
-        """Return the value in a table, or the default. Raises VerifierError.
+        """Return the field's value in a table, or the field's default. Raises VerifierError.
 
         where: location of the table, for the error message.
         """
@@ -54,7 +55,7 @@ class Field:
 
 
 def one_of(*accepted: str) -> Callable[[Any], bool]:
-    """Return a check for one of several strings."""
+    """Return a function that checks that a value is one of several strings."""
     return lambda value: isinstance(value, str) and value in accepted
 
 
@@ -75,12 +76,12 @@ def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> boo
 
 
 def number(low: float, high: float = math.inf) -> Callable[[Any], bool]:
-    """Return a check for a number in [low, high]."""
+    """Return a function that checks that a value is a number in [low, high]."""
     return lambda value: is_number(value, low, high)
 
 
 def whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
-    """Return a check for a whole number in [low, high]."""
+    """Return a function that checks that a value is a whole number in [low, high]."""
     return lambda value: type(value) is int and low <= value <= high
 
 
@@ -97,7 +98,8 @@ def is_answer(value: Any) -> bool:
 
 
 def list_of(check: Callable[[Any], bool], most: int, least: int = 0) -> Callable[[Any], bool]:
-    """Return a check for a list of ``least`` to ``most`` elements that each pass ``check``."""
+    """Return a function that checks for a list of ``least`` to ``most`` elements, each accepted by
+    ``check``."""
 
     def holds(value: Any) -> bool:
         things = cast("list[Any]", value)

@@ -103,7 +103,7 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         remove_file(temporary)
         raise
-    # The new name is an entry of the folder, so the folder needs an fsync too.
+    # The new name is an entry of the folder, so only an fsync of the folder makes the name durable.
     sync_file(path.parent)
 
 
@@ -171,7 +171,7 @@ def plain(value: Any) -> Any:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file; None: the file is absent or has no JSON object."""
     with suppress(OSError):
-        # Only regular files, because reading a pipe or a device may never end.
+        # Only regular files are read, because reading a pipe or a device may never end.
         return as_object(path.read_bytes()) if path.is_file() else None
     return None
 
@@ -207,7 +207,8 @@ class Journal:
         line = (json.dumps(plain(row)) + "\n").encode()
         with self._lock:
             if self._file is None:
-                # Unbuffered, because a buffer would lose its rows when the process is killed.
+                # The file is unbuffered,
+                # because a buffer would lose its rows when the process is killed.
                 self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
                 line = self._end_last_line() + line
             self._file.write(line)
@@ -237,7 +238,8 @@ class Journal:
     def _end_last_line(self) -> bytes:
         """Remove an incomplete last line, which would corrupt the next row.
 
-        Returns the missing line break of a last line that is otherwise complete, or b"".
+        If the last line is complete except for its line break, the result is that line break;
+        otherwise the result is b"".
         """
         if self._file.seek(0, os.SEEK_END) == 0:
             return b""
@@ -283,14 +285,16 @@ class DirectoryLock:
         try:
             while not self._take():
                 owner = self._owner()
-                # Waiting makes sense only for the lock of a dead process, which is released soon.
+                # The wait ends if the lock's owner is alive:
+                # only the lock of a dead process is released soon.
                 if (owner is not None and is_alive(owner)) or time.monotonic() > give_up:
                     self._file.close()
                     who = f"process {owner}" if owner else "another process"
                     raise RunError(f"{folder}: {who} is writing this run; wait for it or stop it")
                 time.sleep(0.01)
         except OSError:
-            # Some network file systems have no locks. The run continues without a lock.
+            # Some network file systems do not support locks.
+            # On such a file system the run continues without a lock.
             return
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()}")

@@ -74,7 +74,8 @@ def memory_mib() -> float | None:
         try:
             found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
         except (OSError, ValueError):
-            # The file does not exist, or contains "max" instead of a number.
+            # The control group sets no limit: the file does not exist,
+            # or contains "max" instead of a number.
             continue
     return found
 
@@ -86,7 +87,7 @@ def free_mib() -> float | None:
     except OSError:
         return None
     facts = dict(line.split(":", 1) for line in lines)
-    # MemFree would exclude the page cache, which the kernel releases on demand.
+    # MemAvailable includes the page cache, which the kernel releases on demand, unlike MemFree.
     found = int(facts["MemAvailable"].split()[0]) / 1024
     return min(found, memory_mib() or found)
 

@@ -29,7 +29,8 @@ from assay.host.removal import remove_temporary
 
 VARIABLE = "ASSAY_WORKER"
 UNKNOWN = "x"
-# Number of scans of /proc. Repeated scans find processes that fork during a scan.
+# Number of scans of /proc.
+# Repeated scans find processes that fork during an earlier scan.
 ROUNDS = 5
 # Seconds between two checks of the parent.
 WATCH_SECONDS = 1.0
@@ -77,7 +78,7 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        # In a session of its own, the watcher survives signals to this process's group.
+        # The watcher gets its own session, so that it survives signals to this process's group.
         start_new_session=True,
     )
 
@@ -96,7 +97,8 @@ def watched(mark: WorkerMark) -> Generator[None]:
 
 def watch(family: str, parent: int) -> None:
     """Wait for the end of the parent, then kill its orphaned processes and delete their folders."""
-    # The kernel gives an orphaned process another parent, so the number changes.
+    # The kernel gives an orphaned process another parent, so a changed parent number means
+    # that the parent has died.
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     _end_marked((f"{VARIABLE}={family}-",))

@@ -21,7 +21,7 @@ from assay.errors import RunError, message
 from assay.validation import toml_words
 
 T = TypeVar("T")
-# Larger integers lose digits in JSON readers that store numbers as doubles.
+# Larger integers are rejected, because JSON readers that store numbers as doubles lose digits.
 MOST_STEPS = 2**53
 MOST_NESTED = 64
 Step = Annotated[int, Strict(), Field(ge=0, le=MOST_STEPS)]
@@ -133,7 +133,7 @@ def as_object(text: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        # The text is not UTF-8 or not JSON, or it is nested too deeply.
+        # The text is not UTF-8, not JSON, or nested too deeply.
         return None
     if not isinstance(value, dict) or _is_deep(value, text):
         return None
@@ -142,7 +142,7 @@ def as_object(text: bytes) -> dict[str, Any] | None:
 
 def _is_deep(value: Any, text: bytes) -> bool:
     """Whether a value has more than `MOST_NESTED` levels, and could overflow recursive code."""
-    # Almost all texts have few brackets, and counting brackets is fast.
+    # Counting brackets first is fast, and almost all texts have fewer brackets than the limit.
     if text.count(b"{") + text.count(b"[") <= MOST_NESTED:
         return False
     level = [value]

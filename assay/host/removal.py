@@ -2,9 +2,9 @@
 
 Each function first checks that it may change the file. A folder is removed only if it has a
 temporary name of Assay or contains a list of files that Assay wrote. A move never overwrites a
-file. A name that a file contains must refer to one entry of one folder. No other module may remove
-or rename files, except `assay/verify/sandbox/isolation.py`, which runs without the package.
-`tests/host/test_removal.py` checks all modules.
+file. A name that was read from a file must refer to an entry of the folder to which the file
+belongs. No other module may remove or rename files, except `assay/verify/sandbox/isolation.py`,
+which runs without the package. `tests/host/test_removal.py` checks all modules.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def scratch_beside(path: Path, use: str) -> Path:
         is_own = process == str(os.getpid())
         if is_own or (process.isdecimal() and not is_alive(int(process))):
             remove_temporary(left)
-    # A checksum instead of the name, which can contain characters that `_TEMPORARY` rejects.
+    # The folder's name contains a checksum of the path's name,
+    # because the name itself can contain characters that `_TEMPORARY` rejects.
     return path.with_name(f"{prefix}{os.getpid()}")
 
 
@@ -76,11 +77,11 @@ def is_alive(process: int) -> bool:
     """Return whether a process of any user has this number."""
     try:
         os.kill(process, 0)
-    # OverflowError: a number in a damaged file can be larger than any process number.
+    # OverflowError, because a number in a damaged file can be larger than any process number.
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        # The process belongs to another user.
+        # A process with this number exists, but belongs to another user.
         pass
     return True
 
@@ -128,7 +129,7 @@ def move(path: Path, target: Path) -> None:
     """Rename a file or folder. Raises FileExistsError if the target exists."""
     if os.path.lexists(target):
         raise FileExistsError(17, "File exists", str(target))
-    # os.rename alone would silently replace an existing file.
+    # The target is checked first, because os.rename would silently replace an existing file.
     os.rename(path, target)
 
 

@@ -95,7 +95,7 @@ def warn(line: str) -> None:
 @contextmanager
 def guarded_python() -> Generator[None]:
     """Escape the interpreter's own output: tracebacks, also of threads, and library warnings."""
-    # `sys.excepthook` stays set, because Python prints the last traceback after the block.
+    # `sys.excepthook` is not restored, because Python prints the last traceback after this block.
     sys.excepthook = _show_exception
     of_threads = threading.excepthook
     # Threads do not use sys.excepthook.

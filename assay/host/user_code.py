@@ -1,7 +1,7 @@
 """Import of user code, named as ``package.module:object``.
 
-A user module may raise, exit or hang during import. An error with a one-line message then reports
-the fault, so that no user module ends the process silently.
+A user module may raise, exit or hang during import. In each of these cases an error with a one-line
+message reports the fault, so that no user module ends the process silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def import_object(name: str, where: str, error: type[AssayError]) -> Any:
 def _exit_raises() -> Generator[None]:
     """Convert ``os._exit`` in this thread to SystemExit."""
     # A module that calls ``os._exit`` during import would end the command silently.
-    # The exit code of such a module could even be 0, which means success.
+    # The exit code that such a module passes could even be 0, which means success.
     end, importing = os._exit, True
     thread = threading.get_ident()
 
@@ -89,6 +89,7 @@ def deadline(seconds: float, what: str) -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if outer:
-            # Restart an outer timer with its remaining time. A value of 0 would stop the timer.
+            # Restart an outer timer with its remaining time. The remaining time is at least a small
+            # positive number, because 0 would stop the timer.
             left = max(0.001, outer - (time.monotonic() - started))
             signal.setitimer(signal.ITIMER_REAL, left, interval)

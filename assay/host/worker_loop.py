@@ -64,7 +64,8 @@ def end_with_children() -> None:
 def watch(parent: int) -> None:
     """End this process as soon as the parent process is dead."""
     # The socket can stay open after the parent's death, if a fork of the parent holds it.
-    # The kernel gives an orphaned process another parent, so the number changes.
+    # The kernel gives an orphaned process another parent, so a changed parent number means
+    # that the parent has died.
     while os.getppid() == parent:
         time.sleep(1.0)
     end_with_children()
@@ -79,12 +80,12 @@ def run_worker(kind: type[WorkerLoop]) -> None:
     # Programs started by foreign code must not keep the socket open.
     os.set_inheritable(descriptor, False)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        # When memory runs out, the kernel should kill a worker before the trainer.
+        # The score makes the kernel kill a worker before the trainer when memory runs out.
         file.write("1000")
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     loop = kind(socket.socket(fileno=descriptor))
     with open(os.devnull, "wb") as nowhere:
-        # Standard error stays open until here, because the parent reads errors of the start.
+        # Standard error is closed only here, because the parent reads errors of the worker's start.
         os.dup2(nowhere.fileno(), 2)
     with suppress(OSError):
         loop.run()

@@ -4,8 +4,9 @@ Requests are pickled, because a worker trusts its parent. A reply is one line of
 unpickling could execute code that an untrusted program in the worker sent. `worker_loop` is the
 worker's side of the connection.
 
-Replies: ``["hello", clock]``, ``["loading", clock, bool]``, ``["reply", clock, number, data]``.
-    The number counts the replies over the worker's life.
+Messages of a worker, with its time ``clock``: ``["hello", clock]`` when ready, ``["loading", clock,
+    on]`` when a slow import begins or ends, and ``["reply", clock, number, data]``. ``number``
+    counts the replies over the worker's life.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ IMPORT_DEADLINE = 60.0
 CONFIRMATION = 0.25
 # Seconds that a worker may spend on a request whose result is no longer needed.
 STALE = 1.0
-# Seconds to wait per outstanding reply before reading: waking up for each reply costs more.
+# Seconds to wait per outstanding reply before reading, because waking up for each reply costs more.
 GATHER = 1e-5
 # Seconds between two checks whether the result is still needed.
 LOOK = 0.25
@@ -58,7 +59,8 @@ class Lost(Exception):
         self.kind = kind
         self.idle = idle
 
-    # By default, unpickling would call the exception class with the message only.
+    # By default, unpickling an exception would call its class with the message as the only
+    # argument.
     def __reduce__(self) -> Any:
         return Lost, (self.kind, str(self), self.idle)
 
@@ -80,7 +82,8 @@ class WorkerProcess:
             **os.environ,
             **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            # Workers already run in parallel. More threads per worker would only compete.
+            # Workers already run in parallel,
+            # so more threads per worker would only compete for the cores.
             "OMP_NUM_THREADS": "1",
         }
         arguments = [str(theirs.fileno()), str(os.getpid())]
@@ -158,7 +161,8 @@ class WorkerProcess:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
             if self.num_waiting > 1:
-                # Replies to short requests arrive one by one, and each would wake this thread.
+                # The thread sleeps first,
+                # because each short request's reply would wake the thread separately.
                 time.sleep(GATHER * self.num_waiting)
             chunk = b""
             with suppress(OSError):
@@ -177,7 +181,8 @@ class WorkerProcess:
         allowed = IMPORT_DEADLINE if self._loading else seconds
         while True:
             left = self.since + allowed - time.monotonic()
-            # An overdue worker gets CONFIRMATION seconds more: this process may have been paused.
+            # An overdue worker gets CONFIRMATION seconds more,
+            # because the pause may have been this process's.
             if self._poll.poll(1000 * (CONFIRMATION if left <= 0 else min(left, LOOK))):
                 return
             taken = time.monotonic() - self.since

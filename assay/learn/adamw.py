@@ -79,7 +79,8 @@ class AdamW:
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
                 # Clipping scales each piece while it is in the cache.
-                # A separate pass would read all gradients from memory twice.
+                # A separate pass that clips the gradients would read all gradients from memory
+                # twice.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
                 workbench.step(piece, self.num_steps[name], settings, key, first)
@@ -179,7 +180,8 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
-            # The fused form is one kernel; the unfused form makes several passes over memory.
+            # torch's fused AdamW is one kernel;
+            # the unfused version makes several passes over memory.
             fused=True,
             amsgrad=False,
             maximize=False,
@@ -234,7 +236,8 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tenso
     """Yield (first element, views of one piece) of tensors of the same shape."""
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
-    # Without contiguous memory, the elements of the tensors have no common order to split by.
+    # Tensors must be contiguous, so
+    # that all of them are split into pieces in the same element order.
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         yield 0, dict(tensors)
         return

@@ -27,7 +27,8 @@ class AdamW8bit:
         except ImportError as error:
             raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
         self.parameters = parameters
-        # bitsandbytes steps in the parameter's type, which would lose small steps in 16 bits.
+        # bitsandbytes updates weights in the parameter's own type,
+        # and a 16-bit type would lose small steps.
         self.masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in parameters.items()

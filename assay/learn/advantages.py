@@ -55,8 +55,8 @@ def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
         gae: Generalized advantage estimates from token rewards and values (Schulman et al., 2016).
             The critic's returns are the estimates before whitening plus the values.
 
-    Some presets whiten advantages over the trained tokens. A KL in the reward or a critic requires
-    a batch scored by `Learner.score`.
+    Some presets whiten the advantages (mean 0, variance 1) over the trained tokens. A KL in the
+    reward or a critic requires a batch scored by `Learner.score`.
     """
     with fixed_order(batch.device):
         return _compute_advantages(batch, algorithm)
@@ -78,7 +78,8 @@ def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
-    # All sums so far are in float64, because group baselines subtract nearly equal numbers.
+    # Rewards and sums are in float64 up to here,
+    # because group baselines subtract nearly equal numbers.
     advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
     return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
@@ -105,7 +106,8 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # A length penalty would otherwise train on the groups that dynamic sampling rejected.
+        # Without this mask, a length penalty would train on the groups
+        # that dynamic sampling rejected.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -284,7 +286,8 @@ def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     if len(chosen_N) == 0:
         return torch.zeros_like(values_T, dtype=torch.float64)
     lowest = chosen_N.min()
-    # Subtracting the minimum gives exact zeros for equal values; subtracting a mean may not.
+    # Subtracting the minimum gives exact zeros for equal values;
+    # subtracting a rounded mean may not.
     above_N = chosen_N - lowest
     deviation_N = above_N - above_N.mean()
     variance = deviation_N.square().sum() / max(1, len(chosen_N) - 1)

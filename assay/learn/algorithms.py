@@ -39,7 +39,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
         remedy = "or choose a method with a baseline, as rloo"
         accepted = "'gae', or set algorithm.baseline too (none for no baseline)"
         raise ConfigError(message("algorithm.credit", found, accepted, remedy))
-    # Controllers multiply a weight, so a weight of 0 would stay 0.
+    # The controllers of dynamic weights multiply the weight, so a weight of 0 would stay 0.
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
@@ -48,7 +48,8 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
 
 
 def preference(name: str, **overrides: Any) -> Preference:
-    """Return a preference preset. The arguments and errors are the same as for `algorithm`."""
+    """Return a preference preset. Return a preference preset; arguments and errors are those of
+    `algorithm`."""
     return choose_row(PREFERENCES, Preference, "preference.method", name, overrides)
 
 

@@ -44,7 +44,8 @@ def group_advantages(
             advantages_R = above_R - row_medians(above_R, judged_R, group_R, num_groups)[group_R]
         case "leave_one_out":
             own_R, own_num_R = above_R, judged_R.double()
-            # Steps of one completion share its actions, so none of them may be in its baseline.
+            # A baseline must not depend on the completion's own actions,
+            # so all its steps are excluded.
             if owner_R is not None:
                 own_R = row_sums(own_R, owner_R, len(owner_R))[owner_R]
                 own_num_R = row_sums(own_num_R, owner_R, len(owner_R))[owner_R]

@@ -190,7 +190,7 @@ class CriticUpdate:
         self.returns_T = advantages.returns_T
         self.mask_T = advantages.mask_T
         shared = critic.shared and not critic.warms_up
-        # Before the first nonzero reward, a critic that starts at 0 is exact.
+        # Before the first nonzero reward, a critic that starts at 0 predicts the returns exactly.
         # A step would then only move weights by momentum and decay.
         foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
         self.is_known = foreseen and not (shared and pulled)
@@ -224,8 +224,9 @@ class CriticUpdate:
     def step(self, policy_stepped: bool) -> None:
         """Take one optimizer step.
 
-        A joint update uses the gradients of the policy's backward pass. A separate update runs its
-        own passes; it trains only the head if the critic shares the policy's layers.
+        A joint update uses the gradients that the policy's backward pass computed. A separate
+        update runs its own passes; it trains only the head if the critic shares the policy's
+        layers.
         """
         critic, passes = self.critic, self.critic.passes
         if not self.joins:
@@ -244,7 +245,8 @@ class CriticUpdate:
 
         Value metrics and explained variance use the values before the update.
         """
-        # A joint loss leaves gradients in the critic's optimizer if the policy skipped its step.
+        # If the policy skipped its step,
+        # the joint loss has left gradients in the critic's optimizer.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         ranks = self.critic.passes.ranks

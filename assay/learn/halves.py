@@ -15,7 +15,7 @@ def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
 
     The bits are (upper << 16) + lower.
     """
-    # `lower` is signed, because `upper` is rounded and may exceed the number.
+    # The half `lower` is signed, because the rounded half `upper` may exceed the number.
     out.copy_(upper)
     out.view(torch.int32).add_(lower)
 

@@ -94,7 +94,7 @@ def policy_loss(
             kl_T = kl_T * batch.kl_factor_R[batch.row_T]
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
-    # The KL to the old policy is a metric of every algorithm, but few losses contain it.
+    # The KL to the old policy is a metric of every algorithm, but few losses contain this KL.
     # Without a penalty, the metric is computed without a graph for the backward pass.
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
         old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
@@ -179,9 +179,9 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
     With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
 
         k1 = d is unbiased. As a loss, k1 has an expected gradient of zero. k2 = d^2 / 2 is biased.
-        As a loss, k2 has the expected gradient of KL(policy || reference). The value of d is
-        bounded, but the bound does not cut the gradient. k3 = exp(-d) - 1 + d is unbiased and >= 0
-        (DeepSeekMath equation 4). As a loss, k3 has the expected gradient of KL(reference ||
+        As a loss, k2 has the expected gradient of KL(policy || reference). Under k2, the value of d
+        is bounded, but the bound does not cut the gradient. k3 = exp(-d) - 1 + d is unbiased and >=
+        0 (DeepSeekMath equation 4). As a loss, k3 has the expected gradient of KL(reference ||
         policy).
 
     A teacher with another tokenizer scores spans of tokens. For a span, d is the difference of the

@@ -1,4 +1,5 @@
-"""Metrics of an update. Tensors stay on their device until all metrics are computed."""
+"""Metrics of an update. Metrics of a policy update; tensors stay on their device until all metrics
+are computed."""
 
 from __future__ import annotations
 

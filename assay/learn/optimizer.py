@@ -153,7 +153,7 @@ class Optimizer:
         """
         learning_rate = self.learning_rate
         gradients = self._summed()
-        # The norm is the only number that the host waits for.
+        # The gradient norm is the only number of a step for which the host waits.
         norm = nn.utils.get_total_norm(gradients.values()).cpu()
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
@@ -221,13 +221,14 @@ class Optimizer:
 def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
     """Add a parameter's gradient to its float32 accumulator in ``added``, and drop the gradient."""
     gradient = parameter.grad
-    # The backward pass has already added the whole gradient to the accumulator.
+    # A gradient of None: the backward pass has already added the gradient to the accumulator.
     if gradient is None:
         return
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:
-        # Added in pieces, because torch first copies a whole 16-bit summand to float32.
+        # The gradient is added in pieces,
+        # because torch first copies a whole 16-bit summand to float32.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None

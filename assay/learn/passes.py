@@ -29,7 +29,7 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
-# Methods of a learner that all ranks run. All other methods run on rank 0 only.
+# Names of the learner methods that all ranks run together. All other methods run on rank 0 only.
 SHARED_CALLS = ("score_batch", "update", "load_state")
 # Number of elements per parameter in the checksum of `PassesLearner.digest`.
 DIGESTED = 16
@@ -159,7 +159,7 @@ class Passes:
     ) -> Tensor:
         """Return the log-probability of each token, [T] float32, under the policy or ``model``.
 
-        The model may be on another device than the batch. what: name of the work in progress
+        ``model`` may be on another device than the batch. what: name of the work in progress
         displays.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
@@ -168,7 +168,7 @@ class Passes:
             stats = self.stats(micro_batch, model=model)
             index_T = micro_batch.token_index_T.to(batch.device)
             logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
-        # The tokens of other ranks are 0 here, so the sum is exact.
+        # This rank's result is 0 at the tokens of other ranks, so the sum over ranks is exact.
         self.ranks.add([logprobs_T])
         return logprobs_T
 

@@ -43,10 +43,10 @@ class PreferenceLearner(PassesLearner):
     """Trains a policy with a preference preset.
 
     Both completions of a pair share one forward and backward pass, because the gradient of each
-    completion depends on both. A pair that exceeds a micro-batch takes two passes. The first of
-    these passes runs without gradient and yields the derivative of the loss by each
-    log-probability. The second of these passes trains the completions separately. Two passes give
-    the same gradient, at a cost that is one third higher.
+    completion depends on both. A pair that exceeds a micro-batch takes two passes. The first pass
+    over such a pair runs without gradient and yields the derivative of the loss by each
+    log-probability. The second pass over such a pair trains the completions separately. Two passes
+    give the same gradient as one pass, at a cost that is one third higher.
     """
 
     def __init__(self, passes: Passes, row: Preference) -> None:
@@ -135,7 +135,8 @@ class PreferenceLearner(PassesLearner):
             gains_T = gains_T.float()
             with passes.recomputed():
                 stats = passes.stats(part, expected=Gains(gains_T))
-                # This linear loss has the gradient of the true loss, but needs one row at a time.
+                # This linear loss has the gradient of the true loss,
+                # but needs only one row at a time in memory.
                 (gains_T * stats.logprobs_T).sum().backward()
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 # Bytes of gradients that one collective call sums.
-# Without buckets, each small tensor would wait for the network.
+# Small tensors are summed together in a bucket, because each call waits for the network.
 # One buffer for all gradients would double their memory.
 BUCKET_BYTES = 2**25
 # Ranks wait for the next call while rank 0 samples, evaluates or saves, however long that takes.
@@ -81,7 +81,7 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit
                 )
-                # Rank 0 never waits for a call, so only the other ranks need the long timeout.
+                # Only ranks other than 0 wait for calls, so only these ranks need the long timeout.
                 wait = CALL_PATIENCE if rank else limit
                 ranks._calls = dist.new_group(backend="gloo", timeout=wait)
         except BaseException:
@@ -146,7 +146,7 @@ class Ranks:
         return found
 
     def concatenate(self, items: list[Item]) -> list[Item]:
-        """Return the lists of all ranks as one."""
+        """Return one list that concatenates the lists of all ranks, in the order of the ranks."""
         return [one for part in self.gather(items) for one in part] if self.divides else items
 
     @contextmanager

@@ -30,7 +30,8 @@ class Reference:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        # Disabling adapters would give the base model, but a run may start from trained adapters.
+        # Disabling the adapters would not give the reference: that is the base model,
+        # but a run may start from trained adapters.
         self._held = {name: p.detach().clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
@@ -56,7 +57,8 @@ class Reference:
     def _swap(self) -> None:
         """Exchange the tensors of policy and reference without copying.
 
-        A generator that shares the policy's memory sees no change.
+        Each parameter object stays the same and only its ``data`` is exchanged, so the policy is
+        unchanged after the second swap, also for a generator that shares its memory.
         """
         for name, parameter in self._trained.items():
             parameter.data, self._held[name] = self._held[name], parameter.data

@@ -76,7 +76,8 @@ class RewardLearner(PassesLearner):
         """Return the normalizer: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
-        # The first backward pass needs the normalizer, so it cannot be summed over micro-batches.
+        # The normalizer is computed in advance,
+        # because the first micro-batch's backward pass needs it.
         texts = [text for group in groups for text in group.texts]
         if self.objective.kind == "outcome":
             return len(texts)

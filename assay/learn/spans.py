@@ -58,7 +58,7 @@ class SpanTeacher:
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return the teacher's log-probability of each span, [T] float32.
 
-        The last token of a span holds the log-probability of the span. Its other tokens hold
+        The result holds a span's log-probability at the span's last token. Its other tokens hold
         `GOES_ON`. `NO_SAY` marks tokens without a teacher score: tokens after an incomplete
         character, tokens after text that the teacher's tokenizer cannot encode, spans with injected
         tokens, and completions that exceed the teacher's context length.
@@ -149,7 +149,8 @@ def text_ends(
     """Return the character offset in ``text`` at the end of each token.
 
     None marks a token that ends inside a character or decodes to different text. before: the tokens
-    that precede the text. Each step decodes only the few tokens that a complete character needs.
+    that precede the text. Each decoding step covers only the few tokens that a complete character
+    needs.
     """
     every = [*before[-CONTEXT:], *tokens]
     first = len(every) - len(tokens)
@@ -173,5 +174,5 @@ def text_ends(
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
-    # Cleanup would remove spaces that the policy has generated.
+    # Cleanup is off, because it would remove spaces that the policy has generated.
     return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -134,7 +134,8 @@ def _bounded_below(surrogate_T: Tensor, advantages_T: Tensor, dual_clip: float) 
 def _row_log_ratio(log_ratio_T: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return (row_T, sum of each row's sampled log-ratios [R], number of sampled tokens [R]).
 
-    The number is at least 1. Raises ValueError without a batch.
+    The number of sampled tokens is at least 1 in the result, as a divisor. Raises ValueError
+    without a batch.
     """
     if batch is None:
         raise ValueError("a ratio of whole completions needs the batch that they are of")

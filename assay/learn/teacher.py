@@ -75,8 +75,8 @@ class TeacherModel:
 class TeacherElsewhere(ABC):
     """A teacher in another process that returns top-k log-probabilities for each token.
 
-    count: k. All other tokens count as one event in the divergence.
-    size: vocabulary size of the policy.
+    count: k. All tokens outside the top k count as one event in the divergence. size: vocabulary
+    size of the policy.
     """
 
     model = None

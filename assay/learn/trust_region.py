@@ -1,12 +1,12 @@
 """Trust region policy optimization: a natural gradient step with a bound on KL(old || new).
 
-Schulman et al., 2015 (TRPO, arXiv 1502.05477), appendix C. Conjugate gradient solves F s = -g with
-products of F and vectors only. The quadratic model of the KL gives the step length. A line search
-then checks the true surrogate and the true KL.
+Schulman et al., 2015 (TRPO, arXiv 1502.05477), appendix C. The conjugate gradient method solves F s
+= -g, with F the Fisher matrix and g the gradient, by products of F and vectors only. The quadratic
+model of the KL gives the step length. A line search then checks the true surrogate and the true KL.
 
-This method suits small models. It stores several vectors of the model's size, the [T, V]
-log-probabilities of the minibatch, and the graph of a gradient. A step takes about a dozen products
-with F, and each product costs more than a gradient.
+This method suits small models. A natural gradient step stores several vectors of the model's size,
+the [T, V] log-probabilities of the minibatch, and the graph of a gradient. A step takes about a
+dozen products with F, the Fisher matrix, and each product costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def natural_step(
     )
     curvature = torch.dot(direction, fisher(direction)).item()
     refused = NaturalStep(0.0, 0.0, 0, residual, 0.0, taken=False)
-    # Without positive curvature, the step length is undefined.
+    # Without positive curvature s'Fs, the step length is undefined, so no step is taken.
     if not (curvature > 0 and math.isfinite(curvature)):
         return refused
     length = math.sqrt(2.0 * max_kl / curvature)
@@ -169,7 +169,7 @@ class TokenKL:
 
         The log-probabilities and entropies are lists of [T] tensors, one per micro-batch.
         """
-        # The cached gradient belongs to earlier parameters.
+        # The kept gradient is dropped, because it belongs to earlier parameters.
         self._kept = None
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
@@ -204,11 +204,12 @@ class TokenKL:
         return product
 
     def _gradient(self, n: int) -> Tensor:
-        """Return the gradient of one micro-batch's KL: 0 in value, with a differentiable graph."""
+        """Return the gradient of one micro-batch's KL with its graph. The gradient itself is 0,
+        because the new policy equals the old, but `product` differentiates it again."""
         if self._kept is not None:
             return self._kept
         micro_batch, mask_T = self._parts[n]
-        # Fused attention has no second derivative.
+        # Fused attention has no second derivative, so the math backend is used.
         with sdpa_kernel(SDPBackend.MATH):
             new_TV = self._logprobs(micro_batch)
             kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)

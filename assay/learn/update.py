@@ -107,7 +107,7 @@ class PolicyLearner(PassesLearner):
         """Whether the update needs old log-probabilities in advance.
 
         With one minibatch, the first forward pass of the update already yields the old
-        log-probabilities. The separate scoring pass is then skipped.
+        log-probabilities. With one minibatch, the separate scoring pass is therefore skipped.
         """
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
@@ -194,7 +194,8 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
-                        # One backward pass, because both losses share the policy's layers.
+                        # Both losses are added for one backward pass,
+                        # because both share the policy's layers.
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
                 # Ranks must agree on the KL before any rank decides to stop.
@@ -210,7 +211,8 @@ class PolicyLearner(PassesLearner):
         with fixed_order(self.device):
             metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
             metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        # Without a scoring pass, these values come from the update's first forward pass.
+        # Without a scoring pass,
+        # the old log-probabilities come from the update's first forward pass.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
@@ -323,11 +325,11 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl > target * 1.5: weight * 2.
 
     The rule is that of Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update
-    that used ``weight``, in the unit of ``target``. A NaN leaves the weight unchanged. The weight
-    never reaches 0, because doubling could not increase a weight of 0.
+    that used ``weight``, in the unit of ``target``. A ``kl`` of NaN leaves the weight unchanged.
+    The weight never reaches 0, because doubling could not increase a weight of 0.
     """
     if kl < target / PENALTY_BAND:
-        # From 0, doubling could never increase the weight again.
+        # The weight is kept above 0, because doubling could never increase a weight of 0.
         return max(weight / PENALTY_FACTOR, sys.float_info.min)
     if kl > target * PENALTY_BAND:
         return weight * PENALTY_FACTOR
@@ -344,8 +346,8 @@ def next_kl_weight(
 
     The rule is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain
     of 0.1 per batch. Here the gain is the number of completions divided by the horizon, so the
-    controller's speed does not depend on the number of completions per step. A NaN leaves the
-    weight unchanged. The weight stays positive for every horizon.
+    controller's speed does not depend on the number of completions per step. A ``kl`` of NaN leaves
+    the weight unchanged. The weight stays positive for every horizon.
     """
     if kl != kl:
         return weight
@@ -359,7 +361,7 @@ def steer(
     """Return the preset for the next step, with adjusted dynamic weights.
 
     kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both KL values are
-    in nats per token. None: not measured; the weight stays unchanged.
+    in nats per token. A value of None was not measured and leaves its weight unchanged.
     """
     if algorithm.kl_target is not None and kl is not None:
         weight = next_kl_weight(

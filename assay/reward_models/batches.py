@@ -17,7 +17,7 @@ from assay.reward_models.checkpoint import Checkpoint
 Rows = Sequence[Sequence[int]]
 T = TypeVar("T")
 
-# Default numbers of tokens per padded batch, padding included.
+# Default numbers of tokens per batch, padding included, by device type.
 BATCH_TOKENS = 16384
 BATCH_TOKENS_CPU = 4096
 
@@ -40,8 +40,8 @@ def position_logits(
     batch_tokens: int | None,
     columns: Sequence[int] | None = None,
 ) -> list[list[list[float]]]:
-    """Return the logits at some positions of each row. columns: indices of the vocabulary entries
-    to return."""
+    """Return the logits at the given positions of each row. columns: indices of the vocabulary
+    entries to return."""
     parameters = inspect.signature(checkpoint.model.forward).parameters
     # Vocabulary logits at every token need much memory, so only some positions are computed.
     sliced = columns is not None and "logits_to_keep" in parameters
@@ -49,7 +49,8 @@ def position_logits(
     def run(chosen: Sequence[int]) -> list[list[list[float]]]:
         inputs = [rows[row] for row in chosen]
         if sliced:
-            # Transformers keeps the same positions of all rows, so the rows' positions are merged.
+            # `logits_to_keep` selects the same positions in all rows of a batch,
+            # so the batch computes the union of the positions that its rows need.
             kept = sorted({position for row in chosen for position in positions[row]} or {0})
             logits = _forward(checkpoint, inputs, kept)
         else:
@@ -101,7 +102,7 @@ def _in_batches(
         except torch.OutOfMemoryError:
             if len(chosen) == 1:
                 raise
-            # The allocator still caches the memory of the failed batch.
+            # The allocator still caches the memory of the failed batch, which the halves need.
             free_device_memory()
             middle = len(chosen) // 2
             waiting += [chosen[middle:], chosen[:middle]]
@@ -111,8 +112,9 @@ def _in_batches(
 def _forward(checkpoint: Checkpoint, rows: Rows, kept: Sequence[int] | None = None) -> Any:
     """Return the logits of a batch. kept: return only these positions.
 
-    A sequence head finds the last token of a row by the configuration's padding token. Without a
-    configured padding token, a token that ends none of these rows is used.
+    A sequence head finds a row's last token as the token before the padding, which the configured
+    padding token identifies. Without a configured padding token, the padding is a token that ends
+    none of these rows.
     """
     import torch
 

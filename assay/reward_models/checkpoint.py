@@ -47,7 +47,8 @@ _lock = threading.Lock()
 def load_checkpoint(
     path: str, kind: Kind, *, device: str | None, dtype: str | None, where: str
 ) -> Checkpoint:
-    """Load a folder in Hugging Face layout, or a hub name. Equal calls return the same object.
+    """Load a folder in Hugging Face layout, or a hub name. Calls with equal arguments return the
+    same object.
 
     kind: type of the head: one score per sequence, one score per token, or vocabulary logits.
 
@@ -101,7 +102,7 @@ def _load(path: str, kind: Kind, device: str | None, dtype: str | None, where: s
 def _as_ours(error: AssayError, where: str) -> VerifierError:
     if isinstance(error, VerifierError):
         return error
-    # The library's remedy, setting trust_remote_code, does not exist for reward models.
+    # Transformers recommends trust_remote_code, but Assay has no such option for reward models.
     if "trust_remote_code" in str(error):
         return VerifierError(f"{where}: it contains its own Python code, which is never run")
     options = where.rpartition(".")[0]
@@ -115,10 +116,11 @@ def checkpoint_hash(path: str) -> str:
 
     For a folder the hash covers all small text files, and the name, type and shape of each tensor
     in its safetensors files. Tensors up to 1 MiB (heads, norms, biases) are hashed completely, and
-    larger ones at eight samples of 64 KiB. Weights in other formats are hashed completely. A
-    training step, a merge or another head is thus detected, but possibly not an edit of a few
-    numbers in a large matrix. For a hub name the hash covers the files in the local cache, or else
-    only the name. A folder is read once per process.
+    of larger tensors eight samples of 64 KiB are hashed. Weights in other formats are hashed
+    completely. The hash thus changes with a training step, a merge or another head, but possibly
+    not with an edit of a few numbers in a large matrix. For a hub name the hash covers the files in
+    the local cache, or only the name if the cache has no files. Each process reads a folder only
+    once for the hash.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -129,7 +131,8 @@ def checkpoint_hash(path: str) -> str:
         return digest.hexdigest()[:12]
     for pattern in SMALL_FILES:
         for file in sorted(folder.glob(pattern)):
-            # The index names shard files, which may differ for equal weights.
+            # The index is not hashed,
+            # because equal weights may be divided into different shard files.
             if not file.name.endswith(".index.json"):
                 digest.update(f"{file.name}\n".encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
@@ -153,11 +156,12 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    # The length is checked first, because the read would allocate whatever the file states.
+    # The header's length is checked before the read,
+    # which would allocate whatever length the file states.
     if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))
-    # Metadata describes the file and not the weights.
+    # Metadata is not hashed, because metadata describes the file and not the weights.
     header.pop("__metadata__", None)
     # Tensors are hashed in sorted order, because writers may store them in any order.
     for name in sorted(header):
@@ -183,6 +187,6 @@ def _cached_snapshot(name: str) -> Path | None:
     try:
         found = try_to_load_from_cache(name, "config.json")
     except ValueError:
-        # The path does not have the form of a hub name.
+        # The path cannot be a hub name, so no cached files are searched.
         return None
     return Path(found).parent if isinstance(found, str) else None

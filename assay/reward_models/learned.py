@@ -32,7 +32,7 @@ class LearnedReward:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Return the reward verifier for these options. Equal options share one object."""
-        # Options that a row may set do not affect the checkpoints, so they are not in the key.
+        # Options that a row may set do not affect the checkpoints, so the key omits these options.
         known = {field.name for field in cls.fields if not field.from_row}
         given = sorted((name, value) for name, value in options.items() if name in known)
         key = f"{cls.name} {given!r}"
@@ -45,7 +45,7 @@ class LearnedReward:
 
     @cached_property
     def where(self) -> str:
-        """Location of the options in a configuration."""
+        """Name of the configuration table with the options, for error messages."""
         return place(self.name)
 
     def load_checkpoint(self, path: str, kind: Kind) -> Checkpoint:
@@ -89,7 +89,8 @@ def close_reward_models() -> None:
 
 def sigmoid(logit: float) -> float:
     """Return 1 / (1 + exp(-logit)), without overflow."""
-    # The exponential of a large number overflows, so both branches use a negative exponent.
+    # The exponential of a large positive number overflows,
+    # so both branches use a negative exponent.
     if logit >= 0:
         return 1.0 / (1.0 + math.exp(-logit))
     return math.exp(logit) / (1.0 + math.exp(logit))

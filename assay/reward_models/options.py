@@ -29,7 +29,7 @@ def place(name: str) -> str:
 def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str) -> dict[str, Any]:
     """Return the value of every option. ``path`` becomes a list of folders or hub names.
 
-    A path can name a run's checkpoint, as ``RUN`` or ``RUN@best``. Raises VerifierError for an
+    A path can name the checkpoint of a run, as ``RUN`` or ``RUN@best``. Raises VerifierError for an
     invalid value, and if members of an ensemble have conflicting options.
     """
     where = place(name)
@@ -45,7 +45,7 @@ def read_options(options: Mapping[str, Any], fields: Sequence[Field], name: str)
     unset = {key for key, value in given.items() if value is None} - {"path"}
     stated = {path: _says(path, name, unset) for path in paths}
     first = stated[paths[0]]
-    # An ensemble has one set of options, so its members' own values must agree.
+    # An ensemble has one set of options, so the values in its members' own files must agree.
     for path, says in stated.items():
         if says != first:
             key = min(key for key in {*says, *first} if says.get(key) != first.get(key))

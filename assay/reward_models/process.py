@@ -21,7 +21,8 @@ from assay.verify.learned.reward_verifiers import PROCESS_REWARD_MODEL_FIELDS, P
 
 @dataclass(frozen=True)
 class _Row:
-    """The checkpoint's input for one completion: its tokens, and the position of each step's score.
+    """The checkpoint's input for one completion: the input's tokens, and the position of each
+    step's score.
 
     ends: index of each step's last token among the completion's own tokens.
     """
@@ -40,7 +41,7 @@ class ProcessRewardModel(LearnedReward):
 
     def load(self) -> None:
         """Load the checkpoint and check that it has the configured tokens and labels."""
-        # These properties raise their errors here, before the first completion is judged.
+        # Reading these properties here raises their errors before the first completion is judged.
         _ = self.encoder, self.tag_ids, self.columns, self.policy
 
     @cached_property
@@ -110,7 +111,7 @@ class ProcessRewardModel(LearnedReward):
         try:
             return self._row(problem, completion)
         except VerifierError as error:
-            # Only this row is faulty, so all other rows are still judged.
+            # The error concerns only this row, so all other rows are still judged.
             return Part.not_judged("error", str(error))
 
     def _row(self, problem: Problem, completion: Completion) -> _Row | Part:
@@ -122,7 +123,8 @@ class ProcessRewardModel(LearnedReward):
             problem, completion, places, self.options["split"], self.options["reads"]
         )
         if not steps:
-            # A completion without steps fails: with no verdict, empty answers would cost nothing.
+            # A completion without steps gets the verdict "failed": without a verdict,
+            # the policy could avoid a bad score by an empty answer.
             return Part(0.0, score=0.0, passed=False, detail="no steps")
         texts, think = [step.text for step in steps], completion.think
         tokens, positions = self.encoder.encode_steps(
@@ -142,7 +144,7 @@ class ProcessRewardModel(LearnedReward):
 
     def _part(self, row: _Row, logits: Sequence[Sequence[float]]) -> Part:
         if self._is_causal:
-            # This is the softmax over the two label tokens; all other tokens are ignored.
+            # The sigmoid of the logits' difference is the softmax over the two label tokens.
             scores = [sigmoid(good - bad) for good, bad in logits]
         else:
             scores = [self.probability(each) for each in logits]

@@ -43,8 +43,9 @@ def scales_of(
     """Return one scale per member of the ensemble, as configured or measured on the rows of a file.
 
     normalize: ``{mean, std}``, or a JSON Lines file of rows with a prompt and a completion.
-    how: description of the settings that affect raw scores, such as the truncation. Measured values
-    are cached in ``FILE.stats.json``, keyed by hashes of the checkpoint, the rows and ``how``.
+    how: text that describes the settings that affect raw scores, such as the truncation. Measured
+    values are cached in ``FILE.stats.json``, keyed by hashes of the checkpoint, the rows and
+    ``how``.
 
     The standard deviation divides by n, not by n - 1. Raises VerifierError.
     """
@@ -62,11 +63,12 @@ def scales_of(
     for member, path in enumerate(paths):
         key = hashlib.sha256(content + how.encode()).hexdigest()[:12]
         key = f"{checkpoint_hash(path)}-{key}"
-        # A missing or damaged entry is measured again.
+        # If the cache entry is missing or damaged, the values are measured again.
         if not _is_scale(stored.get(key)):
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
-            # If the folder is not writable, the next process measures again.
+            # If the folder is not writable, the measured values are not cached
+            # and the next process measures again.
             with suppress(OSError):
                 write_json(store, stored)
         scales.append(_scale(stored[key]))

@@ -24,12 +24,13 @@ class RewardModel(LearnedReward):
     fields = REWARD_MODEL_FIELDS
 
     def load(self) -> None:
-        """Load the checkpoints and measure the configured reward scales."""
+        """Load the checkpoints, and measure each reward scale that the configuration takes from a
+        file of rows."""
         _ = self.scales
 
     @cached_property
     def members(self) -> tuple[tuple[Checkpoint, ConversationEncoder], ...]:
-        """Each checkpoint of the ensemble, with the encoder of the checkpoint's input."""
+        """Each checkpoint of the ensemble, paired with the encoder of its input."""
         head, found = self.options["head"], list[tuple[Checkpoint, ConversationEncoder]]()
         accepted = (1,) if head == "scalar" else (1, 2)
         for path in self.options["path"]:
@@ -100,9 +101,11 @@ class RewardModel(LearnedReward):
         squashed = self.options["squash"] == "sigmoid"
         value = sigmoid(value) if squashed else value
         if squashed or (self.options["head"] == "binary" and self.options["normalize"] is None):
-            # The value is a probability, but a mean minus k deviations may fall below 0.
+            # The value is a probability,
+            # but an ensemble's mean minus k deviations may fall below 0.
             value = score = min(1.0, max(0.0, value))
-        # The value is unbounded, but a verdict also needs a score in [0, 1].
+        # The reward value is unbounded,
+        # but a verdict also needs a score in [0, 1], hence the sigmoid.
         else:
             score = sigmoid(value)
         passed = score >= self.options["threshold"]
@@ -110,7 +113,7 @@ class RewardModel(LearnedReward):
 
     def _raw(self, member: int, pairs: Pairs) -> list[tuple[float | None, str]]:
         """Return (raw score, note on truncation) of each pair. The raw score is None if the text
-        does not fit."""
+        exceeds the token limit."""
         checkpoint, encoder = self.members[member]
         encoded = [self._encoded(encoder, *pair) for pair in pairs]
         rows = [each.tokens for each in encoded if each.tokens is not None]

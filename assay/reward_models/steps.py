@@ -19,7 +19,8 @@ _SPLITS = {"newline": r"\n", "blank_line": r"\n[ \t]*\n"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step's text, and its end in the completion: the index after its last character."""
+    """A step: its text, and its end, which is the index after the step's last character in the
+    completion."""
 
     text: str
     end: int
@@ -55,7 +56,8 @@ def split_steps(
         stop = min(stop, last)
         if stop > start:
             piece = text[start:stop].rstrip()
-            # The row's own ``step_ends`` delimit the steps, so tags may be part of a step's text.
+            # Here the row's ``step_ends`` delimit the steps,
+            # so think tags may be part of a step's text.
             for tag in _tags(completion):
                 piece = piece.removesuffix(tag).rstrip()
             if piece.strip():
@@ -69,8 +71,8 @@ def _tags(completion: Completion) -> tuple[str, str]:
 
 
 class Places:
-    """Maps a completion's characters to its tokens. Without tokens, each character counts as one
-    token.
+    """Maps character positions of a completion to token positions. Without tokens, each character
+    counts as one token.
 
     tokenizer: tokenizer of the tokens. known: whether characters can be mapped, because the
     completion has no tokens or the tokenizer decodes them to the text.
@@ -120,14 +122,14 @@ class Places:
         ends: list[int] = []
         for index, (_, end) in enumerate(found["offset_mapping"]):
             follows = found["offset_mapping"][index + 1 :][:1]
-            # If the offsets overlap, the character continues in the next token.
+            # If the offsets of two tokens overlap, a character continues in the second token.
             split = bool(follows) and follows[0][0] < end
             ends.append(max(end - split, ends[-1] if ends else 0))
         return [*ends, *[len(self.text)] * missing]
 
     def _decodes(self) -> bool:
         full = self._decoded(self.count)
-        # The last token may be an end token that is not part of the text.
+        # The last token may be an end token, which has no character of the text.
         return full == self.text or self._decoded(self.count - 1) == self.text
 
     def _decoded(self, count: int) -> str:

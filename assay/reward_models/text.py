@@ -1,7 +1,7 @@
 """Encode a problem and a completion as a reward model's own tokens.
 
-Text from the policy or a data row never becomes a control token. A completion that contains
-``<|im_end|>`` is encoded as these letters, not as the end of its turn.
+Text from the policy or a data row is never encoded as a control token. For example, ``<|im_end|>``
+in a completion is encoded letter by letter, not as the token that ends a turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 
-# Private-use characters, which enclose the number of a guarded text in a rendered template.
+# Private-use characters around a number, which stands for a text in a rendered template
+# until that text is encoded.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PROBE = "0Assay0"
@@ -122,7 +123,7 @@ class ConversationEncoder:
         held = self._guarded(text, guarded, think)
         first = _HOLE.split(held, maxsplit=1)[0]
         before, both = self._encode(after), self._encode(after + first)
-        # If tokens merge across the border, the text is encoded alone.
+        # If a token spans the border between both texts, ``text`` is encoded alone.
         if not first or both[: len(before)] != before:
             return self._tokens(held, guarded, think)
         return both[len(before) :] + self._tokens(held[len(first) :], guarded, think)
@@ -138,7 +139,7 @@ class ConversationEncoder:
         extra = 0 if self.max_tokens is None else len(tokens) - self.max_tokens
         if extra <= 0:
             return Encoded(tokens)
-        # Cuts are at the front, because heads read the score at the end of the text.
+        # Texts are cut at the front, because heads read the score at the end of the text.
         kept = int(bool(tokens) and tokens[0] == self.tokenizer.bos_token_id)
         room = num_prompt() - kept
         note = f"the first {extra} tokens of the prompt were cut"
@@ -194,9 +195,11 @@ class ConversationEncoder:
         if control.isdisjoint(tokens):
             return tokens
         if len(text) == 1:
-            # A control token of one letter has no other spelling, so the letter is dropped.
+            # A control token of one letter cannot be spelled by other tokens,
+            # so the letter is dropped.
             return []
-        # Some tokenizers ignore `split_special_tokens`; halves of a tag are no control token.
+        # Some tokenizers ignore `split_special_tokens`, so the text is halved:
+        # no half is a control token.
         middle = len(text) // 2
         return self._letters(text[:middle], control) + self._letters(text[middle:], control)
 
@@ -222,8 +225,10 @@ class ConversationEncoder:
                     control[token.content] = id
             for tag in (think.open_tag, think.close_tag):
                 control.pop(tag, None)
-            # Longer tokens come first, because a regular expression takes the first match.
-            # `_OPEN` and `_CLOSE` are guarded too, so that no text can imitate a guarded number.
+            # Longer tokens come first,
+            # because a regular expression takes the first alternative that matches.
+            # While the template is rendered, `_OPEN`, a number and `_CLOSE` replace each match.
+            # Both marks are in the pattern too, so that no text can imitate such a replacement.
             words = sorted(control, key=lambda word: (-len(word), word))
             pattern = "|".join(map(re.escape, [*words, _OPEN, _CLOSE]))
             self._guards[think] = re.compile(pattern), frozenset(control.values())

@@ -29,13 +29,13 @@ class AheadCall:
     group_size: int
 
     def key(self, problem: Problem) -> Key:
-        """Return the key under which a sampled group matches a later request."""
+        """Return the key by which a group that was sampled ahead is found for a later request."""
         return problem.group_id, self.sampling.model_dump_json(), self.group_size
 
 
 @dataclass(eq=False)
 class _Batch:
-    """Calls in progress in a background thread."""
+    """Calls of the generator that a background thread executes."""
 
     calls: Sequence[AheadCall]
     found: dict[Key, Group] = field(default_factory=dict[Key, Group])
@@ -116,17 +116,19 @@ class AheadGenerator:
             self.actors.watch = None
 
     def sleep(self) -> None:
-        """Do nothing: this process holds no memory that the learner could use."""
+        """Do nothing: the actors hold the memory for sampling, and this process holds none."""
 
     def load_policy(self, weights: Weights) -> None:
         """Copy the weights. Actors load the copy after the calls in progress have ended."""
-        # The learner changes its weights in place before the actors can load them.
+        # A copy, because the learner changes its weights in place
+        # before the actors can load the weights.
         self._newest = self.actors.prepare(weights)
         if self._batch is None:
             self._load()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: groups that were too old, and the actors' metrics."""
+        """Return metrics since the last call: the number of groups that were too old, and the
+        actors' metrics."""
         number, self._num_too_old = self._num_too_old, 0
         too_old = {"policy/too_old": float(number)} if number else {}
         return too_old | self.actors.take_metrics()
@@ -146,7 +148,7 @@ class AheadGenerator:
         """Wait for the calls in progress. Raises the exception of the background thread."""
         batch = self._batch
         if batch is not None and batch.thread is not None:
-            # No timeout here: each wait inside the thread has its own deadline.
+            # This join has no timeout, because each wait inside the thread has its own deadline.
             batch.thread.join()
             batch.thread = None
             if batch.error is not None:

@@ -33,11 +33,13 @@ FACTS_SECONDS = 120.0
 FOLDER = "assay-ray-"
 OWNER = "owner"
 # Ray starts its workers at niceness 15, so that every other process of a busy machine runs first.
-# Actors of a local cluster keep the niceness of the command, because the command waits for them.
+# Actors of a local cluster keep the command's niceness,
+# because the command waits for their results.
 NICENESS = "RAY_worker_niceness"
 # Seconds to wait until actors are stopped.
 END_SECONDS = 10.0
-# Seconds until a silent head counts as lost. Ray ends a process after 60 s without a head.
+# Seconds until a silent head counts as lost.
+# Ray itself ends a process after 60 s without a head, so this limit must be shorter.
 HEAD_SECONDS = 20.0
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 COMPARED = ("torch", "transformers", "numpy")
@@ -59,7 +61,8 @@ def import_ray() -> Any:
 def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     """Join a cluster, or start a local cluster that ends with ``stack``. Raises ConfigError.
 
-    A process has at most one cluster. An existing connection is reused and stays open.
+    A process has at most one cluster. If this process is already connected, the connection is
+    reused and stays open.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -88,7 +91,8 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
-    # Different versions of a library round differently, or cannot read each other's pickles.
+    # Machines must have equal versions: other versions round differently,
+    # or cannot read the pickles.
     if not is_local(settings):
         _check_versions(ray)
 
@@ -99,7 +103,7 @@ def is_local(settings: ScaleConfig) -> bool:
 
 
 def answer(ref: Any, who: str, seconds: float) -> Any:
-    """Wait for an actor's result. Raises ActorLost if the result is late.
+    """Wait for an actor's result. Return an actor's result. Raises ActorLost if the result is late.
 
     Exceptions from the actor's own code are raised unchanged.
     """
@@ -174,7 +178,7 @@ def strategy(settings: ScaleConfig) -> str:
 
 def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
     """Start an actor that holds a model. arguments: arguments of the actor's constructor."""
-    # Ray's restarts are off, because a restarted actor would have no model.
+    # Ray's automatic restarts are off, because a restarted actor would have no model.
     actor = ray.remote(kind).options(
         num_cpus=settings.cpus_per_actor,
         num_gpus=settings.gpus_per_actor,
@@ -203,10 +207,10 @@ def _why(error: BaseException) -> str:
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
     """Prepare a local cluster. Returns options of ``ray.init``, and environment variables.
 
-    The variables contain the mark that identifies the cluster's processes.
+    The environment variables contain the mark that identifies the cluster's processes.
     """
     _clear_of_dead()
-    # /tmp instead of TMPDIR, whose path can be too long for a Unix socket.
+    # The folder is in /tmp, because the path of TMPDIR can be too long for a Unix socket.
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
@@ -218,7 +222,8 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
-        # Actors that wait for each other need no core each, so they may outnumber the cores.
+        # Actors wait for each other and do not need a core each,
+        # so more actors than cores are allowed.
         "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),
@@ -342,7 +347,7 @@ def _check_versions(ray: Any) -> None:
             if not any(
                 node["Alive"] and node["NodeManagerAddress"] == host for node in ray.nodes()
             ):
-                # The machine has left the cluster, so there is nothing to check.
+                # The machine has left the cluster, so its versions do not matter.
                 continue
             found = f"{host}, where assay cannot be imported ({cause(error)[:200]})"
             accepted = "machines with the same packages"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    # An endpoint returns a response, or another ASGI application that sends the response.
+    # An endpoint function returns a response, or another ASGI application that sends the response.
     Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 # Maximum size of a request body, in bytes.
@@ -87,7 +87,8 @@ class Server:
             Route(path, endpoint, methods=[method])
             for (method, path), endpoint in (own | dict(self.endpoints())).items()
         ]
-        # Router instead of Starlette's application class, which logs a traceback per failure.
+        # Only Starlette's router is used,
+        # because Starlette's application class logs a traceback per failure.
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,7 +120,7 @@ class Server:
             # The client has disconnected, so there is no reader for a response.
             return
         except HTTPException:
-            # No endpoint has this path and method.
+            # No endpoint serves the request's path and method.
             found = f"found {scope['method']} {scope['path']}"
             said = f"{found}; accepted: {self.accepted}, /health, /metrics"
             response = json_response(self.complaint(said), 404)
@@ -203,7 +204,8 @@ class Server:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # A web page cannot know the token. Without a token, the Host header must name this machine.
+        # If a token is required, Host and Origin are not checked, because a web page cannot know
+        # the token. Without a token, the Host header must name this machine.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):
@@ -217,7 +219,8 @@ class Server:
         """Refuse a request without the token."""
         if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
             given = headers.get("authorization", "").encode("latin-1")
-            # The time of a comparison with == would reveal how many leading bytes are correct.
+            # The comparison takes constant time:
+            # the time of == would reveal how many leading bytes are correct.
             if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
                 raise Refused(401, "the header Authorization: Bearer TOKEN is missing, or wrong")
 
@@ -275,7 +278,7 @@ async def while_there(
         leaving.cancel()
         if not working.done():
             working.cancel()
-            # The canceled task must close its resources before the request ends.
+            # The canceled task is awaited, so that it closes its resources before the request ends.
             await asyncio.wait([working])
 
 

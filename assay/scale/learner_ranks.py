@@ -48,7 +48,8 @@ class Meeting:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the ranks while they join each other."""
-        # By default gloo listens on the address of the host name, which other machines may reach.
+        # On one machine gloo uses the loopback interface:
+        # its default address may be reachable by others.
         is_here = self.file is not None and sys.platform == "linux"
         return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
 
@@ -88,7 +89,7 @@ class LearnerRank:
         try:
             ranks.follow(opening.build(ranks))
         finally:
-            # Closed connections end the waits of the other ranks at once.
+            # The connections are closed first, which ends the waits of the other ranks at once.
             ranks.leave()
 
 
@@ -116,7 +117,8 @@ def open_ranks(
 
 def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple[Store, Meeting]:
     """Open the store of rank 0, and return the store and its address."""
-    # A file is preferred: torch's TCP store listens on all interfaces without authentication.
+    # A file is preferred as the store, because torch's TCP store listens on all interfaces
+    # without authentication.
     if is_local(settings):
         mark = WorkerMark(new_family(), "ranks")
         stack.enter_context(watched(mark))
@@ -149,5 +151,6 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
         except Exception as error:  # Ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
-    # Errors other than WorkerDied come first, because WorkerDied only reports a lost rank.
+    # Errors other than WorkerDied have precedence,
+    # because WorkerDied only reports that a rank is lost.
     return min(reasons)[1] if reasons else ""

@@ -1,7 +1,7 @@
 """Listening sockets, and a uvicorn server with limits for header time and connections.
 
-A client that never finishes its headers holds a file descriptor. Without free descriptors, asyncio
-accepts no connection and writes a traceback for each attempt.
+Without a time limit, a client that never finishes its headers would hold a file descriptor forever.
+Without free descriptors, asyncio accepts no connection and writes a traceback for each attempt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def check_extra(command: str) -> None:
 
 
 def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """Open a listening socket. Raises UserError, also for a public address without a token."""
+    """Open a listening socket. Raises UserError if the address is not available, or if it is public
+    and there is no token."""
     if token is None and host not in LOOPBACK:
         found, accepted = f"{host} without a token", f"a token, or one of {', '.join(LOOPBACK)}"
         raise UserError(message("--host", found, accepted, "set the token's variable"))
@@ -70,7 +71,8 @@ def server(app: Any, most_connections: int, **settings: Any) -> Any:
         "log_level": "error",
         "access_log": False,
         # asyncio accepts a whole backlog of connections before it handles the first of them.
-        # The backlog must therefore stay far below SPARE_FILES.
+        # The backlog must therefore be far smaller than SPARE_FILES,
+        # the number of reserved descriptors.
         "backlog": 48,
         "lifespan": "on",
         "ws": "none",
@@ -97,8 +99,8 @@ def connections_possible() -> int:
 def timed_protocol(most_connections: int) -> Any:
     """Return uvicorn's HTTP protocol class with a timeout for headers.
 
-    A connection beyond ``most_connections`` replaces the connection that has waited longest for its
-    headers. If all connections have complete headers, the new connection is closed.
+    A new connection beyond ``most_connections`` closes the connection that has waited longest for
+    its headers. If all connections have complete headers, the new connection is closed.
     """
     import h11  # pyright: ignore[reportMissingImports]
     from uvicorn.protocols.http.h11_impl import (  # pyright: ignore[reportMissingImports]
@@ -106,7 +108,7 @@ def timed_protocol(most_connections: int) -> Any:
     )
 
     class TimedProtocol(H11Protocol):
-        # Connections without complete headers, the oldest first.
+        # Connections whose request headers are incomplete, the oldest first.
         headless: ClassVar[dict[Any, asyncio.TimerHandle]] = {}
 
         def connection_made(self, transport: Any) -> None:
@@ -130,7 +132,8 @@ def timed_protocol(most_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                # The client has sent the start of its next request early (pipelining).
+                # The client has sent the start of its next request early (pipelining),
+                # so the header timeout starts.
                 self.start_clock()
 
         def connection_lost(self, exc: Exception | None) -> None:

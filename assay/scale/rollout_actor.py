@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-# Imported before vLLM, which replaces torch.set_num_threads by its own function.
+# This import comes before vLLM's, because vLLM replaces torch.set_num_threads by its own function.
 from torch import set_num_threads
 
 from assay.config import EngineConfig, ModelConfig, SamplingConfig
@@ -54,7 +54,7 @@ class Opening:
     def sent(self, problem: Problem) -> Problem:
         """Copy a problem without its spec, so that answers and tests stay out of the actor.
 
-        The policy sees only the prompt.
+        The actor needs no spec, because the policy sees only the prompt.
         """
         # An environment runs in the actor and needs the spec, which contains the answer.
         return problem if self.tools.environment is not None else replace(problem, spec={})
@@ -94,7 +94,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Report of an actor after a weight update.
+    """Report of an actor after a weight update, which the sender compares with its own weights.
 
     fingerprint: hash of the actor's weights. probe: outputs of the actor's model for fixed tokens.
     """
@@ -209,7 +209,7 @@ class _Share:
         self._engine = engine
         self._asked = asked
         self._threads = torch.get_num_threads()
-        # Pickling made a copy of the cutoff, which counts only the groups of this actor.
+        # Pickling has copied the cutoff, so this copy sees only the groups of this actor.
         self.cutoff = asked.cutoff
         self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
         self._places: dict[str, list[int]] = {}

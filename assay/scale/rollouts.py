@@ -1,7 +1,7 @@
 """Generator that distributes sampling to rollout actors and replaces lost actors.
 
 A completion depends only on its problem and its index in the group, not on the actor or the batch.
-Another actor therefore repeats the completions of a lost actor bit for bit.
+If an actor is lost, another actor therefore samples its completions again with the same bits.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ MOST_LOST = 3
 class ActorState:
     """State of one actor of the pool.
 
-    pending: reference of the outstanding call. doing: description of the call; "" while idle.
-    since: time of the actor's last progress. share: indices of the assigned problems. tokens,
-    seconds: sampled tokens and sampling time since the last `take_metrics`. counted: end of the
-    time that ``seconds`` includes.
+    pending: reference of the outstanding call. doing: description of the outstanding call; "" while
+    the actor is idle. since: time of the actor's last progress. share: indices of the assigned
+    problems. tokens, seconds: sampled tokens and sampling time since the last `take_metrics`.
+    counted: time up to which ``seconds`` has been updated.
     """
 
     name: str
@@ -163,7 +163,8 @@ class ActorGenerator:
                 if self.watch is not None:
                     self.watch(stats)
         finally:
-            # After an exception, no code reads the results of busy actors, so new actors start.
+            # After an exception, nobody reads the results of busy actors,
+            # so new actors replace these.
             for actor in self._actors:
                 if actor.doing == "sampling":
                     self._replace(actor)
@@ -182,7 +183,8 @@ class ActorGenerator:
     def prepare(self, weights: Weights) -> Prepared:
         """Copy the current weights into the object store. `adopt` sends the copy to the actors."""
         weights = self._as_sent(weights)
-        # The probe comes before the loads of the actors, which may use the same processor cores.
+        # The probe runs before the actors load weights,
+        # because both may use the same processor cores.
         probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
         return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
@@ -256,7 +258,7 @@ class ActorGenerator:
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
         now = time.monotonic()
-        # Time in which this process did not wait for results must not count against an actor.
+        # Time in which this process did other work must not count against an actor.
         for actor in self._actors:
             actor.since = min(now, actor.since + now - self._received)
         refs = {actor.pending: actor for actor in self._actors if actor.doing}
@@ -318,11 +320,12 @@ class ActorGenerator:
         """Compare an actor's report with the sent weights. Raises ActorLost for a difference."""
         assert self._held is not None
         if loaded.version != self.policy_version:
-            # Newer weights are already on the way to the actor.
+            # The report is skipped, because newer weights are already on the way to the actor.
             return
         if loaded.fingerprint != self._held.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
-        # The fingerprint covers the weights, the probe also the sampling code and its copies.
+        # The fingerprint checks the weights;
+        # the probe also checks the sampling code and its weight copies.
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
             check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)

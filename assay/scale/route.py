@@ -113,7 +113,8 @@ class Upstream:
                 async for event, said in reply.events():
                     if said is not None:
                         call.add(said, "delta")
-                    # The event with token counts has no choices, and is sent only on request.
+                    # The event with token counts has no choices; a client
+                    # that did not request it does not get it.
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:
@@ -198,7 +199,7 @@ class RouteServer(Server):
                 self.counted[what, call.model, call.reason] += value  # type: ignore[assignment]
             named = {"model": call.model, "reason": call.reason, "trouble": call.trouble}
             row["calls"].append(named | {what: facts[what] for what in COUNTS[2:]})
-        # A failed log write must not fail the request.
+        # A failed write to the log must not fail the client's request.
         with suppress(OSError):
             say(json.dumps(row))
 
@@ -249,7 +250,7 @@ class Routed:
         if not self._is_easy:
             try:
                 return await self._by([STRONG], "unknown" if self.unknown else "unsure")
-            # If the strong model fails, the cheap reply is better than none.
+            # If the strong model fails, the client gets the cheap reply, which is better than none.
             except Refused:
                 call.reason = "fallback"
         else:
@@ -282,7 +283,8 @@ class Routed:
         from starlette.responses import Response, StreamingResponse
 
         async with aclosing(self._pieces(call, self.body)) as pieces:
-            # Before the first piece arrives nothing is sent, so the other model can take over.
+            # Until the first piece of the reply arrives, nothing is sent to the client,
+            # so the other model can take over.
             first = await anext(pieces)
             if not self.body.get("stream"):
                 return Response(first, headers=_header(call), media_type="application/json")
@@ -295,7 +297,7 @@ class Routed:
     async def _events(
         self, call: RoutedCall, first: bytes, rest: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream. A failure of the model becomes the last event."""
+        """Yield the events of a stream. If the model fails, an error is sent as the last event."""
         yield first
         try:
             async for piece in rest:

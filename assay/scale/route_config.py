@@ -49,7 +49,8 @@ class UpstreamConfig(Section):
         return plain_tables({"request": value})["request"]
 
     def endpoint(self, where: str) -> Endpoint:
-        """Build the endpoint. Raises UserError for an invalid URL or key, but shows neither."""
+        """Build the endpoint. Raises UserError for an invalid URL or key; the message shows
+        neither."""
         if not is_url(self.url):
             raise ConfigError(f"{where}.url: accepted: {ADDRESS}")
         prices, url = (self.price_input, self.price_output), completions_url(self.url)
@@ -136,7 +137,7 @@ def prompt_of(request: Request) -> str:
 async def hardness(
     rule: RuleConfig, judge: VerifierService | None, request: Request, reply: Request
 ) -> float:
-    """Rate the hardness of a request. May raise any exception if the rule does not apply.
+    """Rate the hardness of a request. May raise any exception if the rule cannot rate this request.
 
     reply: reply of the cheap model, or {} before the cheap model has replied.
     """

@@ -5,8 +5,8 @@
                      {"verdicts": [...]} has one verdict per row, in order; for a verifier that
                      scores steps, with "step_scores": (score, last token) of each step
 
-A request that exceeds its seconds is canceled (504). A request of a disconnected client is canceled
-too.
+A request that exceeds its seconds is canceled (504). If a client disconnects, its request is
+canceled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class VerifierServer(Server):
         super().__init__(token, max_waiting)
         self.service = service
         self.seconds = seconds
-        # Two threads, so that slow row checks of one client do not block all other clients.
+        # The server has two threads, so
+        # that slow row checks of one client do not block all other clients.
         self._checks = ThreadPoolExecutor(2, "assay-checks")
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
@@ -105,7 +106,7 @@ class VerifierServer(Server):
         found = self.service.describe().get(name.partition("@")[0])
         if found is None:
             raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
-        # The verifier's source code stays private.
+        # The reply omits the verifier's source code, which stays private.
         return {key: found[key] for key in found if key != "source"}
 
     async def _judged(self, raw: bytes, receive: Receive) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class TeacherActor:
     def __init__(self, opening: TeacherOpening) -> None:
         self._opening = opening
 
-    # The constructor loads nothing: Ray reports its exception only as a dead actor.
+    # The constructor loads nothing,
+    # because Ray reports an exception in a constructor only as a dead actor.
     @cached_property
     def _teacher(self) -> TeacherModel:
         """The teacher, loaded at first use. Raises ConfigError."""
@@ -135,7 +136,7 @@ class ActorTeacher(TeacherElsewhere):
         self._ray = import_ray()
         self._opening = self._ray.put(opening)
         self._actors = [self._spawn() for _ in range(settings.teacher_actors)]
-        # All calls start before the first wait, so that the actors load in parallel.
+        # The calls to all actors start before the first wait, so that the actors load in parallel.
         about = [one.about.remote() for one in self._actors]
         known = [
             self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
@@ -157,7 +158,7 @@ class ActorTeacher(TeacherElsewhere):
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
         """Split a batch into ranges of adjacent groups, one per actor. Returns results in order."""
-        # Problems are not sent, because they contain answers and tests.
+        # The actors get no problems, because problems contain answers and tests.
         batch, many = replace(batch.to("cpu"), problems=()), len(self._actors)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]

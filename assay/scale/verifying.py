@@ -129,7 +129,8 @@ class RemoteWorker(Worker):
         self.handle.send.remote(num_answers, pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
     def reply(self, seconds: float, is_stale: Callable[[], bool]) -> Any:
-        """Wait for the next answer and return its data. Raises Lost, as a local worker does."""
+        """Wait for the next answer and return its data. Raises Lost in the same cases as a local
+        worker."""
         while not self._received:
             ref = self.handle.replies.remote(seconds)
             while not self._ray.wait([ref], timeout=STALE)[0]:
@@ -155,12 +156,12 @@ class RemoteWorker(Worker):
             code, self._words = answer(ref, who, ANSWER_SECONDS)
             self._actors.take_back(self.handle)
             return code
-        # The actor is dead or does not answer, so it cannot be reused.
+        # The actor is dead or does not answer, so the actor is not returned to the pool.
         end([self.handle])
         return 0
 
     def release(self) -> None:
-        """Do nothing: this process has no socket to the worker."""
+        """Do nothing: the actor, and not this process, holds the socket to the worker."""
 
     def _answer(self, ref: Any, seconds: float) -> Any:
         try:
@@ -231,7 +232,8 @@ def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -
     settings = config.scale
     if settings.generator == "vllm":
         check_vllm(config.model)
-    # The cluster is opened before weights are loaded, so that its faults are reported at once.
+    # The cluster opens before weights are loaded, so
+    # that the cluster's faults are reported at once.
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:
