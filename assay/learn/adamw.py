@@ -236,8 +236,7 @@ def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tenso
     """Yield (first element, views of one piece) of tensors of the same shape."""
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
-    # Tensors must be contiguous, so
-    # that all of them are split into pieces in the same element order.
+    # Only contiguous tensors are split into pieces in the same element order.
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         yield 0, dict(tensors)
         return

@@ -3,7 +3,7 @@
 A tied embedding receives two gradients: one from the input and one from the output head. Autograd
 allocates both gradients and their sum before the optimizer reads the sum. With a vocabulary of 50
 000, these three tensors are larger than all activations. With an accumulator, the backward pass
-adds both gradients to one existing float32 tensor.
+adds the gradients of input and output head to one existing float32 tensor.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ def add_in_pieces(total: Tensor, term: Tensor) -> None:
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to ``total``, for tensors on CUDA.
 
-    The product gets a tensor of its own only if cuBLAS cannot add to the type of ``total``.
+    The product is allocated separately only if cuBLAS cannot add it to a tensor of ``total``'s
+    type.
     """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    # `out_dtype` exists on CUDA only (not on ROCm), for 16-bit operands and a float32 result.
+    # torch's `out_dtype` exists on CUDA only (not on ROCm),
+    # for 16-bit operands and a float32 result.
     elif torch.version.cuda and total.dtype == torch.float32 and left.element_size() == 2:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:

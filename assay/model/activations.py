@@ -20,9 +20,9 @@ def saved_bytes(model: Any, lean: bool = True) -> float:
     """Return the activation memory of one layer, in bytes per token.
 
     The lean decoder saves the layer's input, the heads, the attention output, the residual after
-    attention, and the gate and up projections (`assay.model.lean_decoder`). For any other model,
-    two short forward passes measure the memory. lean: assume the lean decoder if the model's family
-    supports it.
+    attention, and the gate and up projections (`assay.model.lean_decoder`). For a model that the
+    lean decoder does not support, two short forward passes measure the memory. lean: assume the
+    lean decoder if the model's family supports it.
     """
     try:
         layer = Decoder.of(model).layers[0] if lean else None
@@ -47,7 +47,7 @@ def _saved(model: Any, num_tokens: int) -> float:
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        # Views share a storage, so memory is counted once per storage.
+        # Views of a tensor share its storage, so memory is counted once per storage.
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 

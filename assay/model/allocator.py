@@ -59,7 +59,8 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # Setting the trim threshold alone would freeze the mmap threshold at 128 KiB.
+    # Both thresholds are set, because setting only the trim threshold
+    # would freeze the mmap threshold at 128 KiB.
     # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
     # Inside the heap, freed blocks of that size would leave holes that nothing else fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
@@ -119,10 +120,10 @@ def _resident_mib() -> float:
 class Holes:
     """Releases freed activations to the system if the next micro-batch would not fit into them.
 
-    Gradients and cached kernels stay allocated between the activations. The gaps between gradients
-    and kernels are too small for the tensors of a larger micro-batch, and would add to its peak
-    memory. If a micro-batch fits, the memory is reused, because mapping memory again takes about 3
-    % of an update.
+    Gradients and cached kernels stay allocated between the activations. The freed gaps between
+    gradients and kernels are too small for a larger micro-batch's tensors, so its new memory would
+    add to these gaps. If a micro-batch fits, the memory is reused, because mapping memory again
+    takes about 3 % of an update.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
     ``setting``."""
     try:
         yield
-    # An inner context has already named the setting to lower.
+    # An inner `with` block has already named the setting to lower.
     except OutOfMemory:
         raise
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -160,8 +161,8 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 def _ran_out(error: RuntimeError) -> bool:
     """Return whether an error reports that memory ran out.
 
-    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the text of
-    the error identifies the cause.
+    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the error's
+    text shows that memory ran out.
     """
     text = str(error)
     known = "DefaultCPUAllocator" in text or "out of memory" in text

@@ -143,11 +143,13 @@ def attend_backward(
     grad: the gradient of `attend`'s result. The gradients of a prompt's keys and values are summed
     over its completions in float32.
     """
-    # A sum over many completions in bfloat16 would lose the small terms.
+    # The sum is in float32,
+    # because a bfloat16 sum over many completions would lose the small terms.
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
-    # In reverse order, all completions add to a prompt's gradients before the prompt is written.
+    # The reverse order processes completions before prompts:
+    # completions add to a prompt's gradients before the prompt is written.
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
@@ -183,7 +185,7 @@ def _segment_backward(
         if block == slice(0, segment.length):
             return found
         dq[:, :, block], dk_seen, dv_seen = found
-        # `_blocks` yields the last queries first, so the first gradients cover every key.
+        # `_blocks` yields the last queries first, so the first block's gradients cover every key.
         if dk is None or dv is None:
             dk, dv = dk_seen.to(wide), dv_seen.to(wide)
         else:
@@ -199,7 +201,7 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
-    # Without a prompt, torch applies its own causal mask, so one block is enough.
+    # Without a prompt, torch applies its own causal mask and needs no bias, so one block is enough.
     elif segment.prompt is not None:
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))

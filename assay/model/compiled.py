@@ -20,7 +20,7 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 LANES = {"AVX512": 16, "AVX2": 8}.get(CAPABILITY, 4)
 HEADER = Path(__file__).with_name("vectors.h")
 MARCH = {"AVX2": ("-march=x86-64-v3",), "AVX512": ("-march=x86-64-v4",)}
-# `-ffast-math` is absent, because it would let the compiler reorder sums.
+# The flags omit `-ffast-math`, which would let the compiler reorder sums.
 FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
 KINDS = {torch.float32: (), torch.bfloat16: ("-DBFLOAT16",)}
 
@@ -43,7 +43,7 @@ def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
 
 def _built(source: Path, command: list[str], version: str) -> Path:
     """Return the path of the compiled library; compile it if it is not cached."""
-    # Every input of the compiler is in the key, so a cached library is never stale.
+    # The cache key contains every input of the compiler, so a cached library is never stale.
     parts = [source.read_bytes(), HEADER.read_bytes(), *map(str.encode, (version, *command))]
     key = hashlib.sha256(b"\0".join(parts))
     name = source.stem.replace("_", "-")

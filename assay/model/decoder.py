@@ -40,8 +40,8 @@ def hidden_states(
 ) -> Tensor:
     """Return the last hidden state that predicts each completion token, [T, D], with gradient.
 
-    lean: use `lean_hidden_states` if the model's family supports it. For other families, the
-    model's own modules run. accumulators: see `lean_hidden_states`.
+    lean: use `lean_hidden_states` if the model's family supports it. For families without lean
+    decoder, the model's own modules run. accumulators: see `lean_hidden_states`.
     """
     if lean and inputs.rectangles:
         try:
@@ -89,7 +89,7 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
         num_masks = 1
     is_long = num_masks * length * rectangle.extent > long_rows.MASK_HELD
     options: dict[str, Any] = {"past_key_values": cache}
-    # No other rectangle continues these rows, so their keys and values are not cached.
+    # No later model call continues these rows, so their keys and values are not cached.
     if rectangle.parent_B is None and not rectangle.is_prompts:
         if not is_long or not long_rows.is_eager(decoder) or hidden_tokens(decoder.config):
             return {}
@@ -99,7 +99,8 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
     elif options:
         seen = rectangle.mask()
         mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
-        # A float mask, because every attention function of Transformers adds it to the scores.
+        # The mask is a float tensor,
+        # because every attention function of Transformers adds it to the scores.
         options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
@@ -147,7 +148,8 @@ class BranchCache(Cache):
 
     def _behind(self, prompt: Tensor, own: Tensor) -> Tensor:
         if len(prompt) == 1:
-            # `expand` of a single prompt is a view, unlike the result of `index_select`.
+            # A single prompt is expanded, because `expand` returns a view
+            # and `index_select` a copy.
             return torch.cat([prompt.expand(len(own), -1, -1, -1), own], dim=2)
         return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
 

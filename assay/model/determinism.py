@@ -27,8 +27,9 @@ def fixed_order(device: torch.device) -> Generator[None]:
     filling: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # In this mode torch also fills every uninitialized tensor with NaN.
-    # The fill costs a pass over memory and changes no result of correct code.
+    # In its deterministic mode torch also fills every uninitialized tensor with NaN, which is
+    # turned off.
+    # Filling tensors with NaN costs a pass over memory and changes no result of correct code.
     filling.fill_uninitialized_memory = False
     try:
         yield
@@ -44,7 +45,7 @@ def strictly_fixed_order() -> Generator[None]:
     torch has a strict mode, in which an operation without a repeatable kernel raises an error, and
     a warning mode. Flash attention uses its repeatable kernel in the strict mode only. In the
     warning mode of `fixed_order`, the backward pass of flash attention would add in any order.
-    Outside `fixed_order` the context changes nothing.
+    Outside a `fixed_order` context, this context changes nothing.
     """
     mode = torch.get_deterministic_debug_mode()
     if mode:

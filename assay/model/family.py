@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
-# All other rotary types have frequencies that depend on the sequence length.
+# Types of rotary embedding with fixed frequencies.
+# The frequencies of all other types depend on the sequence length.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
@@ -148,8 +149,8 @@ def unwrap(model: nn.Module) -> Any:
 
 
 def is_lean(model: nn.Module) -> bool:
-    """Return whether the lean decoder can read a model. The start-up probe checks the decoder's
-    results."""
+    """Return whether the lean decoder can read a model. The start-up probe checks that the lean
+    decoder's results are those of the model."""
     try:
         Decoder.of(model)
     except NotLean:

@@ -3,10 +3,11 @@ between rows.
 
 One kernel call computes the attention of every row to itself, under a causal mask. A second call
 per rectangle computes the attention of completions to their prompts. The rows of a group are
-adjacent, so the second call treats a group as one sequence of queries over one prompt. The results
-of both calls are combined by their log-sum-exp. For the prompts, torch's general attention would
-need a mask over all pairs of tokens. With grouped key heads, torch has no fused kernel for a mask
-and allocates all scores in float32.
+adjacent, so the second call treats a group as one sequence of queries over one prompt. The
+attention outputs of both calls are combined by the log-sum-exp of their scores. If completions
+attended to their prompts by torch's general attention, it would need a mask over all pairs of
+tokens. With grouped key heads, torch has no fused kernel for a mask and allocates all scores in
+float32.
 
 The backward kernel receives the combined output and log-sum-exp. The kernel's probabilities exp(S -
 lse) are then those of the whole attention, so each call returns its exact share of the gradients
@@ -168,7 +169,8 @@ def attend_backward(
         grad_query[part] += found[0]
         for total, one in zip(sums, found[1:], strict=True):
             # `index_add_` would add atomically, in an order that changes the last bits.
-            # Positions of one branch are distinct, so reading, adding and writing back is safe.
+            # The token positions within one branch are distinct, so reading, adding
+            # and writing back is safe.
             total.index_copy_(0, index, total.index_select(0, index).add_(one))
     for target, one in zip(into, (grad_query, *sums), strict=True):
         target.copy_(one)

@@ -105,7 +105,8 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
         raise
     finally:
-        # On a full disk, flushing the writer's buffer fails too.
+        # On a full disk, closing the writer flushes its buffer and fails too,
+        # so this error is ignored.
         with suppress(OSError):
             writer.close()
         remove_file(partial)
@@ -121,7 +122,8 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise _refused("a tokenizer that is not byte-level BPE", "byte-level BPE")
-    # llama.cpp does not normalize text. NFC is accepted for Qwen, as in llama.cpp's own converter.
+    # llama.cpp does not normalize text.
+    # The normalizer NFC is ignored for Qwen, as in llama.cpp's own converter.
     normalizer = (tokenizer.get("normalizer") or {}).get("type")
     if normalizer not in (None, "NFC"):
         raise _refused(f"a tokenizer with the normalizer {normalizer}", "NFC or none")
@@ -139,7 +141,8 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
         pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
         if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
-    # With a wrong name the file would load without an error, and the model would get wrong tokens.
+    # With a wrong rule name the file would load without an error,
+    # and the model would get wrong tokens.
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
 
@@ -152,7 +155,8 @@ def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     # llama.cpp has no sliding window in these architectures.
-    # Results would differ beyond the window, so the context length is limited to the window.
+    # Longer texts would get other results than in Transformers,
+    # so the context length is limited to the window.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))

@@ -1,6 +1,6 @@
 """The output head: log-probability, entropy and divergence of each token without [T, V] logits.
 
-The divergence is computed if there is a teacher.
+The head computes a divergence only if there is a teacher.
 
 One matrix product computes the logits of a chunk of tokens. A few rows of logits at a time are
 converted to probabilities, so that the probabilities stay in a CPU's cache. On CUDA, kernels
@@ -97,7 +97,8 @@ class Gains:
             if one is None or other is None or one.shape != other.shape:
                 return False
             same.append((one == other).all())
-        # One transfer for all pairs, because reading a number waits for the device.
+        # All pairs are compared in one transfer,
+        # because reading each number would wait for the device.
         return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:
@@ -130,7 +131,7 @@ class HeadRoom:
         size, held = rows * columns, self._held.get(name)
         fits = held is not None and (held.dtype, held.device) == (like.dtype, like.device)
         if held is None or not fits or held.numel() < size:
-            # Free the old buffer first, so that the old and the new buffer never exist together.
+            # The old buffer is freed before the new buffer is allocated, to limit peak memory.
             self._held.pop(name, None)
             held = self._held[name] = like.new_empty(size)
         return held[:size].view(rows, columns)
@@ -161,7 +162,7 @@ class Target(Protocol):
 
         student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
         these tokens. part: slice of these tokens among all tokens. The gradient may have fewer
-        columns than the student's vocabulary; the columns then belong to the first logits.
+        columns than the student's vocabulary: further vocabulary entries have gradient 0.
         """
         ...
 
@@ -310,11 +311,11 @@ def head_logprobs(
 
     All three results carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
     logits_at_once: maximum number of logits of one product; None: the device's default. expected:
-    the gradients that the backward pass will receive. Given these gradients, the forward pass
-    already computes the gradients of hidden states and weight. If other gradients arrive, the
-    backward pass adds the difference.
-    accumulators: tensors to which the weight's gradient is added in place. room: buffers that
-    several calls share. target: the teacher's distributions; None computes no divergence.
+    the gradients that the backward pass will receive. With ``expected``, the forward pass already
+    computes the gradients of hidden states and weight. If the backward pass receives other
+    gradients than ``expected``, it adds the difference. accumulators: tensors to which the weight's
+    gradient is added in place. room: buffers that several calls share. target: the teacher's
+    distributions; None computes no divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -335,7 +336,7 @@ class _HeadLogprobs(torch.autograd.Function):
         task: _Task,
         expected: Gains | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        # A result that the loss does not use gets the gradient None instead of zeros.
+        # Outputs that the loss does not use get the gradient None instead of a tensor of zeros.
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
         sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None

@@ -37,7 +37,7 @@ def statistics_kernel(
     start = raw + row * COLUMNS
     # Online softmax, with m the largest scaled logit z so far.
     # `total` sums exp(z - m); `slope` sums exp(z - m) (z - m), from which the entropy follows.
-    # m starts at a finite number, because -inf would make the first products NaN.
+    # The maximum m starts at a finite number, because -inf would make the first products NaN.
     highest = -3.0e38
     total = tl.zeros([BLOCK], dtype=tl.float32)
     slope = tl.zeros([BLOCK], dtype=tl.float32)

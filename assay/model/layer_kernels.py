@@ -102,7 +102,8 @@ def gated_kernel(gate, up, out, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    # torch rounds silu to the tensors' type before the product with `up`, so the kernel does too.
+    # torch rounds silu(gate) to the tensors' type before the product with `up`,
+    # so the kernel rounds it too.
     activated = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, activated * factor, mask=inside)
@@ -150,7 +151,7 @@ def rotate_kernel(
     second = tl.load(flat + place + HALF, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32) * sign
-    # The tensor operations round both products before their sum.
+    # Both products are rounded before their sum, as in the tensor operations.
     turned = (first * own).to(kind).to(tl.float32) + (second * other).to(kind).to(tl.float32)
     tl.store(flat + place, turned, mask=inside)
     own = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -214,7 +215,7 @@ def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -
     rotate_kernel(
         *(-(-rows // at_once), heads, cos.contiguous(), signed_sin.contiguous(), rows, count),
         *(heads.stride(0), heads.stride(1), -1.0 if back else 1.0),
-        # A fused multiply-add would skip the rounding of a product that the modules have.
+        # Fused multiply-adds are off, because they would skip the rounding of a product.
         **{"HALF": half, "PADDED": padded, "ROWS": at_once, "enable_fp_fusion": False},
     )
 

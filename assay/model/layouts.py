@@ -49,13 +49,14 @@ def micro_batch_tokens(configured: int | None, device: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Rectangle:
-    """The inputs of one model call.
+    """A rectangle: the inputs of one model call, for B rows padded to length L.
 
     tokens: [B, L], padded on the right. position_ids: [B, L]; None for positions 0 to L - 1.
-    is_prompts: whether the rows are prompts that later rectangles continue. parent_B: index of each
-    row's prompt in the preceding rectangle of prompts; None if the rows continue no prompt.
-    prompt_length_B: length of each row's prompt. prompt_extent: number of positions of each prompt,
-    padding included. prompts: copies of parent_B and prompt_length_B in host memory.
+    is_prompts: whether the rows are prompts, which the rows of later model calls continue.
+    parent_B: index of each row's prompt in the preceding rectangle of prompts; None if the rows
+    continue no prompt. prompt_length_B: length of each row's prompt. prompt_extent: number of
+    positions of each prompt, padding included. prompts: copies of parent_B and prompt_length_B in
+    host memory.
     """
 
     tokens: Tensor
@@ -72,7 +73,8 @@ class Rectangle:
         return self.prompt_extent + self.tokens.shape[1]
 
     def mask(self) -> Tensor:
-        """Return [B or 1, 1, L, K], True for visible positions, the prompt's first."""
+        """Return the attention mask [B or 1, 1, L, K], True for visible positions; the prompt's
+        positions come first."""
         every = slice(0, self.tokens.shape[1])
         return seen_by(every, self.prompt_length_B, self.prompt_extent, self.tokens.device)
 
@@ -82,7 +84,7 @@ class ModelInputs:
     """The inputs of all model calls for a micro-batch, in order.
 
     predict_T: for each completion token, the index of the hidden state that predicts it. The index
-    counts the positions of all rectangles, concatenated.
+    counts the positions of all model calls, concatenated.
     """
 
     rectangles: tuple[Rectangle, ...]
@@ -126,13 +128,14 @@ class BatchShape:
         return own_P.astype(np.int64) + copies_P * self.prompt_length_P
 
     def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
-        """Return the row indices of each group."""
+        """Return the indices of the rows of each group."""
         first_P = np.searchsorted(self.group_R, groups)
         last_P = np.searchsorted(self.group_R, groups, side="right")
         return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
 
     def fill_with_groups(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return micro-batches, each a list of row blocks; the prompt of a block counts once.
+        """Split the batch into micro-batches, each a list of blocks of rows with one prompt, which
+        counts once per block.
 
         A group that exceeds ``max_tokens`` is split into blocks, and each block repeats its prompt.
         """
@@ -146,7 +149,8 @@ class BatchShape:
         return [blocks[first:last] for first, last in fill(np.array(sizes, np.int64), max_tokens)]
 
     def fill_with_rows(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Return micro-batches, each a list of row blocks; a prompt counts once per row."""
+        """Split the batch into micro-batches, each a list of blocks of rows; a prompt counts once
+        per row."""
         rows = np.concatenate([*self.rows_of(groups), np.zeros(0, np.int64)])
         sizes = self.prompt_length_P[self.group_R[rows]] + self.length_R[rows]
         parts = [rows[first:last] for first, last in fill(sizes, max_tokens)]
@@ -161,7 +165,7 @@ def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     memory.
     """
     parts = _fill_greedily(sizes, room)
-    # A greedy split leaves a small last part; bisection on the limit makes the parts even.
+    # A greedy split would leave a small last part; bisection on the limit makes the parts even.
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
     while low < high:
         middle = (low + high) // 2
@@ -234,7 +238,8 @@ def tree_inputs(
         first_R[members] = base + parent_R[members] * length
         first_R[members] += prompt_P[shape.group_R[members]] - 1
         base += tokens.size
-        # The prompt predicts a completion of one token, so the completion needs no input row.
+        # The prompt's last state predicts a completion of one token,
+        # so this completion needs no input row.
         members = members[fed_R[members] > 0]
         for part in _of_alike(fed_R[members], device):
             rows = members[part]
@@ -281,11 +286,11 @@ def _of_alike(
     length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
 ) -> list[np.ndarray]:
     """Group rows of similar length; return one array of ascending indices per rectangle."""
-    # A row without completion tokens still computes its prompt.
+    # A row without completion tokens still has its prompt as input.
     if least is not None:
         length_B = np.maximum(length_B, least)
     # A rectangle is padded to its longest row.
-    # Rows are sorted by length and split where padding would cost more than another call.
+    # Rows are sorted by length and split where padding would cost more than one more model call.
     enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
     order = np.argsort(-length_B, kind="stable")
     sorted_lengths = length_B[order].tolist()

@@ -247,7 +247,7 @@ def _attention_backward(
     do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
     if saved.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)
-        # Values have no norm, so `zip` drops the third part.
+        # Only queries and keys have norms, so `zip` drops the values, the third part.
         for grad_part, raw_part, norm in zip(parts, _heads(saved.raw, sizes), norms, strict=False):
             grad_raw, found[id(norm[0])] = do.norm_backward(grad_part, raw_part, norm)
             grad_part.copy_(grad_raw)
@@ -256,7 +256,7 @@ def _attention_backward(
     normed, grad_normed = do.norm(x, layer.attention_norm), flat @ weight
     columns = _columns(flat, sizes, frame)
     maps = (layer.query, layer.key, layer.value)
-    # With adapters the linear maps are frozen, and this product is not needed.
+    # With adapters the linear maps are frozen, so the product for the weight's gradient is skipped.
     if any(one[0].requires_grad for one in maps):
         grad_weight = flat.T @ normed
         grads = grad_weight.split([part.shape[1] for part in columns])

@@ -137,7 +137,7 @@ class ModelOutline:
 def load_outline(config: ModelConfig) -> ModelOutline:
     """Load the tokenizer and the facts of a model, but no weights.
 
-    Raises the same errors as `load_model`.
+    Raises ModelError and MissingExtra in the same cases as `load_model`.
     """
     silence_transformers()
     source, _ = find_parts(config)
@@ -237,7 +237,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
 
     adapter: folder of adapters for a ``checkpoint`` without adapters, such as a base model. Weights
     keep the saved type of the model or of the adapter's base model; adapters are merged in float32.
-    ``out`` must be new or empty and is created atomically. Raises DiskFull.
+    The folder ``out`` must be new or empty and is created atomically. Raises DiskFull.
     """
     silence_transformers()
     out = Path(out).expanduser()
@@ -260,7 +260,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     out.parent.mkdir(parents=True, exist_ok=True)
-    # The folder appears at its path only when it is complete.
+    # The folder is written beside ``out`` and renamed, so that it appears only when it is complete.
     partial = scratch_beside(out, "export")
     try:
         with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):

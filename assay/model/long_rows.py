@@ -2,9 +2,9 @@
 
 A full mask grows with the square of the row length and stays allocated from the forward to the
 backward pass. A *short mask* holds only the visible positions of each row's prompt, [B, 1, 1,
-prompt]. The keys after the prompt positions are the row's own tokens, under causal attention. The
-model's own attention function is called for a block of queries at a time. The backward pass
-recomputes each block's mask and scores.
+prompt]. The keys after the prompt positions are the row's own tokens, under causal attention. With
+a short mask, the model's own attention function is called for a block of queries at a time. The
+backward pass recomputes each block's mask and scores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def takes_short_masks(decoder: nn.Module) -> bool:
     """Switch a model's attention to the version that accepts short masks; return whether the model
     supports the switch.
 
-    Results with any other mask do not change. Returns False for models that do not select their
+    Results with full masks do not change. Returns False for models that do not select their
     attention by name, such as models that add a distance bias to the scores.
     """
     if not getattr(decoder, "_supports_attention_backend", False):

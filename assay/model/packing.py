@@ -63,7 +63,7 @@ class Batch:
     ``ref_logprobs_T`` excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL
     to the reference of each completion; None: 1 for all. ``problems`` holds the problem of each
     prompt, if known. ``host`` holds copies of rows and tokens in host memory, so that reading them
-    never waits for a GPU. If ``host`` is None, the copies are made from the tensors.
+    never waits for a GPU. If ``host`` is None, the copies in host memory are made from the tensors.
 
     Raises ValueError if a tensor's size contradicts its suffix.
     """
@@ -106,7 +106,8 @@ class Batch:
                 )
         if any(prompt.ndim != 1 or len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("Batch.prompts: every prompt needs at least one token")
-        # `replace` keeps the old `host`, which is stale if the new batch has other rows.
+        # `dataclasses.replace` keeps the old field `host`, which is stale
+        # if the new batch has other rows.
         held = (None,) * len(STRUCTURE) if self.host is None else self.host.of
         if any(one is not other for one, other in zip(held, self._structure, strict=True)):
             object.__setattr__(self, "host", self._read_rows())
@@ -186,7 +187,7 @@ class Batch:
         shape = self.shape
         rows_R = _concatenate(blocks, np.int64)
         block_R = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-        # In small runs one micro-batch is often the whole batch, which needs no copy.
+        # If one micro-batch is the whole batch, as often in small runs, no tensor is copied.
         if np.array_equal(rows_R, np.arange(self.num_rows)) and np.array_equal(
             block_R, shape.group_R
         ):
@@ -277,7 +278,7 @@ def pack(
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
-    # NaN, not 0: a reward that is used without its mask must not go unnoticed.
+    # The reward of an unjudged row is NaN, so that a use without the mask does not go unnoticed.
     rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {

@@ -28,7 +28,7 @@ from assay.types import Tokens
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a log-probability (nats) that rounding in a type explains."""
 # On artificial tokens, the bfloat16 modules of a 0.5B model were 0.43 nats away from float32.
-# A fixed limit of 0.25 nats therefore rejected a correct lean decoder.
+# On such tokens, a fixed limit of 0.25 nats therefore rejected a correct lean decoder.
 MOST_OF_PLAIN = 1.5
 """In a narrow type: maximum error relative to the modules' error, both measured against float32."""
 FLOOR = 0.01
@@ -68,12 +68,12 @@ def probe_layouts(
 ) -> LayoutChoice:
     """Score two small groups in both layouts with the loaded model, and choose the layout.
 
-    If the lean decoder is less exact than the modules, the modules are used. If the tree layout
-    differs from the plain layout, the plain layout is used. The result's reason states either case.
-    Of two exact layouts, the layout with fewer multiplications for a typical group is chosen. The
-    choice depends on the model and the shapes but not on timings, so a run repeats bit for bit.
-    layout: force this layout. beside: another model that scores the same batches. prompts: see
-    `Probe`.
+    If the lean decoder is less exact than the model's own modules, the modules are used. If the
+    tree layout differs from the plain layout, the plain layout is used. The reason in the result
+    states which of these fallbacks applies. Of two exact layouts, the layout with fewer
+    multiplications for a typical group is chosen. The choice depends on the model and the shapes
+    but not on timings, so a run repeats bit for bit. layout: force this layout. beside: another
+    model that scores the same batches. prompts: see `Probe`.
 
     Raises ModelError if the plain layout differs from the model's own output.
     """
@@ -121,11 +121,12 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
 class Probe:
     """Test tokens, and their next-token distributions as computed by the model's own modules.
 
-    In a 16-bit type, the tokens are the model's greedy continuations of the first two ``prompts``,
-    and every decoder is compared with the modules in float32. Likely text is required: on unlikely
-    text rounding alone changes a log-probability more than a wrong computation does. The limit is
-    `MOST_OF_PLAIN` times the error of the modules in the model's own type. In float32 the tokens
-    are artificial, and a decoder is compared with the modules themselves.
+    In a 16-bit type, the test tokens are the model's greedy continuations of the first two
+    ``prompts``, and every decoder is compared with the model's own modules in float32. The test
+    needs likely text, because on unlikely text rounding alone changes a log-probability more than a
+    wrong computation does. The accepted error is `MOST_OF_PLAIN` times the error of the modules in
+    the model's own type. In float32 the test tokens are artificial, and a decoder is compared with
+    the unchanged modules.
     """
 
     def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()) -> None:
@@ -154,7 +155,8 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # The modules round too, so the lean decoder may err slightly more than the modules do.
+            # The modules' rounding errors vary too,
+            # so a correct lean decoder may err slightly more.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
@@ -170,7 +172,7 @@ class Probe:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a third-party model may raise anything
-            # The plain layout must work, so its exception is raised.
+            # The plain layout must work, so an exception with this layout is raised.
             # If only the tree layout fails, prompts are not shared.
             if layout == "plain":
                 raise
@@ -178,7 +180,8 @@ class Probe:
         return self._error_of(found_TV)
 
     def _error_of(self, found_TV: Tensor) -> float:
-        # Weighted by probability: errors of unlikely tokens affect neither sampling nor the loss.
+        # Errors are weighted by probability, because an unlikely token's error hardly affects
+        # sampling or the loss.
         errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
         error = (errors_T.max() if self._largest else errors_T.mean()).item()
         # NaN is not equal to itself.
@@ -245,8 +248,8 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
     """Return the share of a layer's multiplications that the tree layout saves.
 
     A token takes 12 D^2 multiplications in the layer's matrices. A pair of tokens takes 2 D
-    multiplications in attention. Under a mask, all pairs of a rectangle are computed; without a
-    mask, only the causal half.
+    multiplications in attention. Under a mask, attention computes all pairs of tokens of a
+    rectangle; without a mask, only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
     # In the plain layout, every row attends to its own copy of the prompt.
@@ -310,7 +313,7 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
 
 
 def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
-    # A fixed formula instead of random numbers, so that a resumed run makes the same choice.
+    # The artificial tokens follow a fixed formula, so that a resumed run makes the same choice.
     return (torch.arange(count) * 37 + start * 11 + 1) % vocabulary
 
 

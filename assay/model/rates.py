@@ -21,8 +21,8 @@ SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
 # Bytes of the copy that measures memory speed: larger than any CPU cache.
 COPIED_BYTES = 2**26
 # On an accelerator, this factor multiplies the shape and the copied bytes.
-# With a factor of 4, products reached only a fifth of an H100's rate.
-# The second-level cache of an H100 holds 50 MiB, so the copy must be much larger.
+# With a factor of 4, the measured products reached only a fifth of an H100's rate.
+# The second-level cache of an H100 holds 50 MiB, so the measured copy must be much larger.
 ACCELERATOR = 16
 _TORCH = f"torch {torch.__version__}"
 # Noise of a measurement: a rate counts as slower only below this share of the other rate.
@@ -69,12 +69,13 @@ def product_rate(
 ) -> float:
     """Return the operations per second of the fastest product of [rows, inner] by [inner, columns].
 
-    Products are timed in bursts with pauses, on a CPU by processor time. Other processes may
-    disturb one burst, but rarely all bursts.
+    Products are timed in bursts with pauses, on a CPU by processor time. Bursts help, because other
+    processes may disturb one burst, but rarely all bursts.
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
-    # A separate generator leaves the run's random state unchanged.
+    # The random numbers come from a separate generator,
+    # which leaves the run's random state unchanged.
     own = torch.Generator(device).manual_seed(0)
     left = torch.randn(rows, inner, device=device, generator=own).to(dtype)
     right = torch.randn(columns, inner, device=device, generator=own).to(dtype)
@@ -117,7 +118,7 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
     threads = f"{torch.get_num_threads()} threads"
     key = "; ".join((processor(), torch.backends.cpu.get_cpu_capability(), threads, _TORCH))
     path, entries = None, {}
-    # A user without a home folder has no state folder.
+    # A user without a home folder has no state folder, so no rates are cached.
     with suppress(RuntimeError):
         path = state_folder() / "product-rates.json"
         entries = read_json(path) or {}
@@ -126,13 +127,15 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
         return cached, True
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
-        # Other processes only slow a product down, so the higher rate is the better measurement.
+        # Other processes can only slow a measurement down,
+        # so the higher of two rates is more accurate.
         # The load average lags by a minute, so a cached rate may stem from a busy moment.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
         return found, False
     if path is not None and found != cached:
-        # If the state folder is read-only, the next run measures again.
+        # If the state folder is read-only, the rates are not cached
+        # and the next run measures again.
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {**entries, key: found})

@@ -2,8 +2,8 @@
 
 A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
 that predicts a token, which is the state at the previous token. A dummy token, which is never an
-input, is therefore appended to each text. The layouts then also return the state of the text's last
-token.
+input, is therefore appended to each text. With the dummy token, the layouts also return the state
+of the text's last real token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class ScoredText:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """Texts that are laid out together: a pair with the chosen text first, or a single text.
+    """Texts with a common prefix that are laid out together: a pair with the chosen text first, or
+    a single text.
 
     margin: required difference between the scores of the pair. source: the name of the data row.
     """
@@ -137,7 +138,7 @@ def micro_batches(
     """Yield parts of consecutive groups with at most ``max_tokens`` tokens; a group is never
     divided.
 
-    A group above the limit is yielded alone.
+    A group of more than ``max_tokens`` tokens is yielded alone.
     """
     sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
     for first, last in fill(sizes, max_tokens):

@@ -147,8 +147,9 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     """Choose the fastest layout and decoder whose scores agree with the model's own scores.
 
     The lean decoder and shared prefixes are used if they reproduce the model's own scores within
-    the rounding of its type. If not, a slower layout or decoder is used. Raises ModelError if even
-    the plain layout with the model's own modules does not reproduce the scores.
+    the rounding of its type. If the scores differ by more, a slower layout or decoder is used.
+    Raises ModelError if even the plain layout with the model's own modules does not reproduce the
+    scores.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -165,7 +166,8 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
                 raise
             return float("inf")
         largest = (found - theirs).abs().max().item()
-        # NaN compares as False with every limit, so a NaN becomes infinity.
+        # Every comparison with NaN is False, so an error of NaN becomes infinity,
+        # which exceeds any limit.
         return largest if largest == largest else float("inf")
 
     plain = difference("plain", lean=False)
@@ -212,7 +214,8 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
             logits = model(input_ids=row, use_cache=False).logits[0, text.places.tolist()]
             found.append(logits)
             continue
-        # A text head scores only the end of its input, so each place needs its own forward pass.
+        # A head for whole texts scores only the end of its input,
+        # so each place needs its own forward pass.
         # Without a padding token, the head reads the last position, padding or not.
         for place in text.places.tolist():
             given, model.config.pad_token_id = model.config.pad_token_id, None

@@ -1,7 +1,7 @@
 """Validate the sizes in a model's config.json before anything is allocated.
 
 Transformers creates ``num_hidden_layers`` modules and weights of every stated size before it reads
-the saved weights. A malicious or damaged file could exhaust the memory.
+the saved weights. A malicious or damaged config.json could therefore exhaust the memory.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def check_config(folder: Path, where: str) -> None:
 def check_hub_config(name: str, revision: str | None, cached: bool, where: str) -> None:
     """Raise ModelError if a hub model's config.json contains an implausible size.
 
-    cached: read only the local cache. The weights' size is not checked, because the cache may be
-    incomplete. A missing config.json is left to Transformers.
+    cached: read only the local cache. The sizes are not compared with the weights, because the
+    local cache may be incomplete. If config.json is missing, the function does nothing, and
+    Transformers reports the error.
     """
     from huggingface_hub import hf_hub_download
 

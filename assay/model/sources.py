@@ -114,7 +114,8 @@ def read_model(
     try:
         # Transformers prints a progress bar while it reads a GGUF file.
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():
-            # Sizes that do not match appear in the loading report, which becomes one line below.
+            # Mismatched sizes raise no error here; they appear in the loading report,
+            # which becomes one line below.
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
@@ -297,7 +298,7 @@ def _as_plain_model(model: Any, dtype: torch.dtype) -> Any:
     for key in ("quantization_config", "architectures", "dtype", "torch_dtype", "_name_or_path"):
         tree.pop(key, None)
     config = AutoConfig.for_model(tree.pop("model_type"), **tree)
-    # The meta device skips the initialization of weights that are replaced below.
+    # On the meta device, the weights, which are replaced below, are not initialized.
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = dict(model.named_buffers())

@@ -19,8 +19,8 @@ be -inf."""
 class TeacherStates:
     """A teacher's hidden states [T, D] and its head; the full logits are computed in chunks.
 
-    Padded vocabularies may differ in size between teacher and student. Only tokens in both
-    vocabularies are compared.
+    Padded vocabularies may differ in size between teacher and student. Teacher and student are
+    compared only on tokens that both vocabularies contain.
     """
 
     head: Head

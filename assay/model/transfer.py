@@ -11,7 +11,7 @@ def on_device(values: np.ndarray | Tensor, device: torch.device | str) -> Tensor
     """Return a copy of host values on a device; on the CPU, the values themselves.
 
     A copy from ordinary memory first waits until the GPU has finished all queued work. A copy from
-    pinned memory is queued behind that work, and the host continues.
+    pinned memory is queued behind the GPU's work, and the host continues at once.
     """
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
     place = torch.device(device)

@@ -1,7 +1,7 @@
 """Triton kernels that import Triton at their first launch.
 
-PyTorch for CUDA installs Triton, and other builds do not. A module of kernels must therefore load
-without Triton: its kernels are plain functions until their first launch.
+PyTorch for CUDA installs Triton, and other builds do not. A module of kernels must be importable
+without Triton, so kernels are plain functions until their first launch.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Kernel:
     def __call__(self, grid: int, *arguments: Tensor | float | None, **sizes: Any) -> None:
         """Launch the kernel. sizes: the kernel's compile-time constants, and Triton's options."""
         device = next(one.device for one in arguments if isinstance(one, Tensor))
-        # CUDA rejects the launch of an empty grid.
+        # CUDA rejects the launch of an empty grid, so an empty grid is not launched.
         if not grid:
             return
-        # Triton launches on the current device, whatever the device of the tensors.
+        # Triton launches on the current device, so the tensors' device is made the current device.
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.compiled[(grid,)](*arguments, **sizes)

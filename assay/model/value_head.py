@@ -1,7 +1,7 @@
 """Values of states: a float32 head on hidden states, and separate value models.
 
 The state of a token is the hidden state at its predicting position, which
-`assay.model.decoder.hidden_states` returns. A value head needs no other input.
+`assay.model.decoder.hidden_states` returns. A value head needs no input besides the hidden states.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HEAD_FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """V(s_t) = w^T h_t + b in float32, with h_t the last hidden state that predicts token t.
 
-    The head is initialized to zero. An untrained critic therefore predicts 0, and so acts as no
-    baseline, at any scale of the hidden states.
+    The head is initialized to zero. An untrained critic therefore predicts the value 0 at any scale
+    of the hidden states, which is the same as having no baseline.
     """
 
     def __init__(self, width: int, device: torch.device | str | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 
-# 64-bit words per summed row, and rows per block. A block fits in the cache.
+# 64-bit words per summed row, and rows per block. One block of rows fits in the CPU's cache.
 ROW, BLOCK = 512, 256
 _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) | np.uint64(1)
 
@@ -103,7 +103,8 @@ def _digest(data: np.ndarray) -> bytes:
     for first in range(0, len(words), BLOCK):
         block = words[first : first + BLOCK]
         part = mixed[: len(block)]
-        # Multiplication moves bits upwards only, so the upper half must also reach the lower half.
+        # Multiplication moves bits only upwards,
+        # so the XOR first brings the upper half into the lower half.
         np.right_shift(block, np.uint64(32), out=part)
         np.bitwise_xor(part, block, out=part)
         digest.update((part @ _FACTORS).tobytes())

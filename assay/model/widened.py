@@ -41,6 +41,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        # Restore the parameters of calls that raised an exception.
+        # Restore the narrow parameters of modules whose call raised an exception.
         for one, data in kept.values():
             one.data = data

@@ -204,8 +204,8 @@ class Server:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # If a token is required, Host and Origin are not checked, because a web page cannot know
-        # the token. Without a token, the Host header must name this machine.
+        # With a token, any Host is accepted, because a web page cannot know the token.
+        # Without a token, the Host header must name this machine.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
         if origin is not None and (host is None or _netloc(origin) != host):

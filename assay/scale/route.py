@@ -113,8 +113,8 @@ class Upstream:
                 async for event, said in reply.events():
                     if said is not None:
                         call.add(said, "delta")
-                    # The event with token counts has no choices; a client
-                    # that did not request it does not get it.
+                    # The event with token counts has no choices.
+                    # Only a client that requested token counts gets this event.
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:

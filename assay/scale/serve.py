@@ -54,8 +54,7 @@ class VerifierServer(Server):
         super().__init__(token, max_waiting)
         self.service = service
         self.seconds = seconds
-        # The server has two threads, so
-        # that slow row checks of one client do not block all other clients.
+        # With two threads, slow row checks of one client do not block all other clients.
         self._checks = ThreadPoolExecutor(2, "assay-checks")
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:

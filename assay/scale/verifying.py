@@ -232,8 +232,7 @@ def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -
     settings = config.scale
     if settings.generator == "vllm":
         check_vllm(config.model)
-    # The cluster opens before weights are loaded, so
-    # that the cluster's faults are reported at once.
+    # The cluster opens before weights are loaded, to report faults of the cluster at once.
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:
