@@ -27,9 +27,8 @@ def fixed_order(device: torch.device) -> Generator[None]:
     filling: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # In its deterministic mode torch also fills every uninitialized tensor with NaN, which is
-    # turned off.
-    # Filling tensors with NaN costs a pass over memory and changes no result of correct code.
+    # In its deterministic mode torch would also fill every uninitialized tensor with NaN.
+    # The fill costs a pass over memory and changes no result of correct code, so it is off.
     filling.fill_uninitialized_memory = False
     try:
         yield

@@ -162,7 +162,7 @@ class Target(Protocol):
 
         student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
         these tokens. part: slice of these tokens among all tokens. The gradient may have fewer
-        columns than the student's vocabulary: further vocabulary entries have gradient 0.
+        columns than the student's vocabulary; it then covers only the first vocabulary entries.
         """
         ...
 
