@@ -129,7 +129,7 @@ def _open_scorer(name: str, options: Any) -> scorers.RewardScorer:
     return open_scorer(name, options)
 
 
-# `assay.verify` must not import a higher package, so reward models are injected here.
+# `assay.verify` must not import a higher package, so this module injects the reward models.
 scorers.inject(_open_scorer, "assay.reward_models")
 
 

@@ -131,7 +131,7 @@ def _check_packages() -> Iterator[Checked]:
         yield Checked("assay", "broken", "its package metadata is not installed", remedy)
         return
     yield Checked("assay", "ok", f"{version(DISTRIBUTION)} at {Path(__file__).parent}")
-    # Only core packages are imported: their import names equal their distribution names.
+    # Only core packages are imported, because only their import names equal distribution names.
     core = [one for one in known if one.marker is None or one.marker.evaluate({"extra": ""})]
     for wanted in core:
         accepted = f"{wanted.name}{wanted.specifier}"
@@ -264,7 +264,7 @@ def _check_directory(directory: Path) -> Iterator[Checked]:
 
 def _check_hub() -> Iterator[Checked]:
     set_to = os.environ.get("HF_HUB_OFFLINE", "")
-    # The values that huggingface_hub reads as true.
+    # The listed values are those that huggingface_hub reads as true.
     if set_to.upper() in ("1", "ON", "YES", "TRUE"):
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
         yield noted("model hub", found, "unset it to fetch from the hub")
@@ -329,7 +329,7 @@ def _check_learning() -> Iterator[Checked]:
             continue
         if not 0 < gradient < float("inf"):
             yield Checked(f"self-test {device}", "broken", f"its gradient is {gradient}", REINSTALL)
-        # Written as `not <=`, because a NaN must fail this test.
+        # The test is written as `not <=`, so that a NaN fails.
         elif not difference <= limit:
             found = f"shared prompts differ from separate ones by {difference:.2g} nats"
             remedy = "training falls back to separate prompts, which is correct but slower"

@@ -61,7 +61,7 @@ class ConfigError(UserError, ValueError):
     @classmethod
     def of(cls, complaints: Sequence[str]) -> ConfigError:
         """Create one error from several messages, each on its own line."""
-        # A line break in a quoted value would look like a second message.
+        # Line breaks are escaped: a break in a quoted value would look like a second message.
         lines = tuple(line.replace("\n", r"\n") for line in complaints)
         error = cls("\n".join(lines))
         error.lines = lines
@@ -191,7 +191,7 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
                 meant = did_you_mean(part, _public(dir(found)))
                 raise error(message(where, f"no {part!r} in {module_name}", _OBJECT, meant))
             found = getattr(found, part)
-    # Messages of this function are complete; only failures of the user's module need one.
+    # Errors raised by this function are complete; only failures of the user's module are described.
     except error:
         raise
     except FAILURES as failure:
@@ -219,8 +219,8 @@ def _public(names: Iterable[str]) -> list[str]:
 def line_of(error: BaseException, *ours: str) -> str:
     """Return ``file.py:12``: the file and line of foreign code where an error was raised.
 
-    ours: files to skip. Assay's own files are skipped too, unless the traceback has no other file.
-    Returns an empty string if the line is unknown.
+    ours: files to skip. Frames in Assay's own files are skipped, unless the traceback has no other
+    file. Returns an empty string if the line is unknown.
     """
     from traceback import walk_tb
 

@@ -40,7 +40,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """Return the character of each byte in byte-level tokenizers; printable bytes are their own."""
+    """Return the character of each byte in byte-level tokenizers; a printable byte is itself."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]

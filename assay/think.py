@@ -17,7 +17,7 @@ import re
 from functools import lru_cache
 
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
-# A close tag of these names does not close a think block.
+# A close tag with a name in this set does not close a think block.
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
 # Quick substring tests: a text without any of these hints needs no regular expression.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
@@ -90,7 +90,7 @@ def _walk(
             if tag["other"]:
                 scratch = max(0, scratch - 1)
             else:
-                # A close tag without an open tag must not make the depth negative.
+                # The depth stays at least 0 after a close tag without an open tag.
                 thinking = max(0, thinking - 1)
             # All text before a close tag without an open tag is reasoning.
             span = (last[1], last[1])

@@ -1,6 +1,6 @@
 """The types of a run: problems, prompts, completions, groups and verdicts.
 
-The types are plain values without torch. Processes and machines exchange them as pickles.
+The types are plain values without torch. Processes and machines exchange these values as pickles.
 
 Shape legend, for every array and tensor name in Assay (joined in axis order, as in ``logits_TV``):
 
@@ -68,7 +68,7 @@ class ThinkFormat:
         """Return the character span of the answer in a completion's text, or None without an
         answer.
 
-        `assay.think` defines the answer. The definition is the same in every mode, except that a
+        `assay.think` defines the answer. The answer is defined equally in every mode, except that a
         completion in the mode ``opened`` begins inside a block.
         """
         return answer_span(text, self.open_tag, self.close_tag, opened=self.mode == "opened")
@@ -88,11 +88,11 @@ class ThinkFormat:
 class Problem:
     """A data row: the prompt for the policy and the spec for the verifier.
 
-    spec: for example the answer or the tests; never visible to the policy. draw: number of earlier
-    draws of the problem by the curriculum; (id, draw) identifies the group. verifier: an expression
-    such as ``math`` or ``math*1.0 + think_format*0.1``. source: file and line of the row, as
-    ``file.jsonl:12``. think: mode of the `ThinkFormat`. effort: a name in ``sampling.efforts``. For
-    verifier, think and effort, None selects the configured value.
+    spec: for example the answer or the tests; never visible to the policy. draw: how often the
+    curriculum has drawn the problem before; (id, draw) identifies the group. verifier: an
+    expression such as ``math`` or ``math*1.0 + think_format*0.1``. source: file and line of the
+    row, as ``file.jsonl:12``. think: mode of the `ThinkFormat`. effort: a name in
+    ``sampling.efforts``. For verifier, think and effort, None selects the configured value.
     """
 
     id: str
@@ -293,7 +293,7 @@ class Verdict:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        # A wrong combination would turn a checker's failure into a wrong answer with reward 0.
+        # Fields must agree, or a failure of the checker counts as a wrong answer with reward 0.
         if (self.status == "not_judged") != (self.score is None):
             raise ValueError(f"status {self.status!r} contradicts score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):

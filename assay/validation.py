@@ -111,7 +111,7 @@ def complain(
         return f"{place}: missing; {_missing_remedy(names, root)}"
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
-        # A check inside a free-form table begins its message with the inner key.
+        # A check inside a free-form table begins its message with the inner key of the path.
         inner = re.match(r"(?!found )([^\n]+?): (found .*)", text, re.DOTALL)
         if inner is None:
             return f"{place}: {text}"
@@ -211,7 +211,7 @@ def _value_remedy(found: Any, annotation: Any, names: Sequence[str], root: type[
     if words.startswith("text") and not isinstance(found, str):
         return f'write "{toml_words(found)}"' if isinstance(found, int | float) else ""
     if "number" in words and isinstance(found, str):
-        # Many locales write a decimal comma.
+        # Many locales write a decimal comma, so the remedy suggests a decimal point.
         number = found.strip().replace(",", ".")
         if re.fullmatch(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", number):
             return f"write {number}, without quotes"
@@ -234,7 +234,7 @@ def _type_at(path: _Path, root: type[BaseModel]) -> tuple[Any, Sequence[Any]]:
     names = [part for part in path if isinstance(part, str)]
     owner = _model_at(names[:-1], root)
     if owner is None:
-        # The value is in a dictionary of plain values.
+        # A dictionary of plain values has no section model, so the type is that of its values.
         tables, _ = _type_at(tuple(names[:-1]), root)
         table = next(kind for kind in (tables, *get_args(tables)) if get_origin(kind) is dict)
         return get_args(table)[1], ()

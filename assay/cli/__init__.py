@@ -34,19 +34,19 @@ def main() -> None:
     """
     # Idle OpenMP threads spin for long by default: steps are several times slower under other load.
     # Threads that never spin are slower on an idle machine.
-    # So threads spin for some microseconds and then sleep.
-    # OpenMP reads the setting once, when torch is first imported.
+    # As a compromise, idle threads spin for some microseconds and then sleep.
+    # OpenMP reads this setting only when torch is first imported, so set it before any import.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # At the end of the path, so that no file of the working directory replaces a library.
+    # Appended to the end of the path, so that no file of the working directory replaces a library.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     with guarded_python(), signals_interrupt() as received:
         try:
-            # Imported here, because a signal may arrive while typer and the commands load.
+            # Commands are imported inside this block, because a signal may arrive while they load.
             from assay.cli.command import run_command
 
             code = run_command()
-        # A library may turn an interruption into an error of its own; the signal list shows it.
+        # A library may turn an interruption into its own error, so the list of signals decides.
         except BaseException:
             if not received:
                 raise
@@ -71,7 +71,7 @@ def signals_interrupt() -> Iterator[list[int]]:
         received.append(number)
         raise Interruption
 
-    # Python allows signal handlers in the main thread only.
+    # Python allows signal handlers in the main thread only, so other threads set no handler.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return

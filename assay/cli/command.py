@@ -17,7 +17,7 @@ from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
-# UsageError of typer's own click: newer versions of typer bundle a copy of click.
+# Newer versions of typer bundle a copy of click, whose UsageError is another class.
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 # Failures of the machine (full disk, I/O error, no memory), not of the input: exit code 1.
 _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
@@ -26,13 +26,13 @@ _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.
 def run_command() -> int:
     """Run the command in the arguments and return its exit code."""
     try:
-        # In standalone mode, typer prints its own errors in boxes and exits.
+        # Not in standalone mode, in which typer prints errors in boxes and exits by itself.
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        # Only a configuration error can have several lines.
+        # Only a configuration error can have several lines, because it may join several errors.
         return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)
@@ -54,7 +54,7 @@ def _complain(text: str, code: int) -> int:
 
 def _complain_of_usage(error: Any) -> int:
     """Print one line about invalid arguments. Without arguments, print the help."""
-    # click 8.2 raises NoArgsIsHelpError for a group without arguments; show() prints the help.
+    # click 8.2 raises NoArgsIsHelpError for a group without arguments; its show() prints the help.
     if error.ctx is None or "NoArgs" in type(error).__name__:
         error.show()
         return error.exit_code

@@ -21,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-# Panels of the help with their commands and groups, in order.
+# Panels of ``assay --help``, with the commands and groups of each panel in display order.
 TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Begin",
     "Train",
@@ -114,7 +114,7 @@ def verifier_options(
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
-    # The configuration parses the values, so types and errors are those of a file.
+    # `--set` values are parsed as in a configuration file, so that both give the same errors.
     tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
     prefixed = [f"verification.options.{change}" for change in changes]
     return config.build(tree, prefixed).verification.options

@@ -72,7 +72,7 @@ def _sampling_options(
 
 def samples(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of `_sampling_options` to a command, which receives them in ``**options``."""
-    # typer reads options from a signature, whose annotations this module keeps as strings.
+    # typer needs a signature with real types, but this module keeps annotations as strings.
     shared = inspect.signature(_sampling_options, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     listed = {**{name: one for name, one in own.items() if name != "options"}, **shared}
@@ -83,7 +83,7 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
         from assay.run.names import check_place
 
         for name in {"model", "first", "second", "adapter"} & given.keys():
-            # Checked before torch is imported, which is slow.
+            # Names are checked before torch is imported, because the import takes seconds.
             if given[name] is not None:
                 check_place(given[name], given[name])
         if "samples" in given:
@@ -91,9 +91,9 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
         # Unset options are left out: for a missing key, the run's own setting applies.
         command(**{name: one for name, one in given.items() if one is not None})
 
-    # Every help text ends with --json.
+    # --json is the last option in the help text of every command.
     ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
-    # Python lets only keyword parameters have defaults in any order; typer passes all by name.
+    # Only keyword parameters may have defaults in any order; typer passes all arguments by name.
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
     with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in ordered}
@@ -101,7 +101,10 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail_where_none(judged: object, remedy: str) -> None:
-    """Exit with code 1 if no completion was judged. remedy: command or option to name."""
+    """Exit with code 1 if no completion was judged.
+
+    remedy: command or option that the error message names.
+    """
     # A script must not take an evaluation without any verdict for a success.
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
@@ -405,7 +408,7 @@ def export(
     """Export a run's model, adapters merged: a Hugging Face folder with a model card, or GGUF."""
     if out is None and not push:
         raise UserError("assay model export: give a new folder, --push NAME, or both")
-    # An upload is a folder with a model card, which a single GGUF file cannot hold.
+    # An upload needs a folder with a model card, so a single GGUF file cannot be uploaded.
     if push and format != "hf":
         raise UserError(message("--format", f"{format} with --push", "--push of a folder (hf)"))
     if push and adapter is not None:

@@ -124,10 +124,11 @@ def compare(
 
 def show_paged(result: Any, as_json: bool) -> None:
     """Print a result. Output longer than the terminal goes through ``PAGER``, or ``less``."""
-    # In a pipe or a file, a pager would wait for keys that nobody presses.
+    # If output goes to a pipe or a file, a pager would wait for keys that nobody presses.
     if as_json or not sys.stdout.isatty():
         show(result, as_json)
         return
-    # -F: less ends at once if the text fits. -R: colors. -X: the text stays on the screen.
+    # With -F, less ends at once if the text fits the screen; -R keeps colors.
+    # With -X, the text stays on the screen after less ends.
     os.environ.setdefault("LESS", "-FRX")
     pydoc.pager(escaped(str(result)))

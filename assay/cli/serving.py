@@ -49,9 +49,9 @@ def serve_verifiers(
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
-    # Before workers start: a missing package of the extra `serve` is reported at once.
+    # Checked before workers start: a missing package of the extra `serve` is reported at once.
     check_extra("verifier serve")
-    # Not an option: every user of a machine can read the arguments of a running command.
+    # The token is no option: every user of a machine can read the arguments of a command.
     token = os.environ.get(token_env, "").strip() or None
     options = verifier_options(overrides, unsafe_no_sandbox)
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
@@ -60,7 +60,7 @@ def serve_verifiers(
         bind(host, port, token) as listening,
         VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
-        # Loads the default verifier, whose errors must appear before the first request.
+        # The check loads the default verifier, whose errors must appear before the first request.
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):

@@ -47,7 +47,7 @@ def train(
     if config is not None:
         from assay.config import load
 
-        # Checked before torch is imported, which is slow.
+        # The configuration is checked before torch is imported, because the import takes seconds.
         load(config, changes)
     from assay.training import api
 
@@ -55,7 +55,7 @@ def train(
         assert config is not None
         looked = api.dry_run(config, overrides=changes, quiet=as_json)
         show(looked, as_json)
-        # Printed first: the completion shows why the verifier failed.
+        # The preview comes before the error, because its completion shows why the verifier failed.
         if looked.complaint:
             raise VerifierError(looked.complaint)
         return
@@ -128,7 +128,7 @@ def plan(
         unused = {"--fact": facts, "--measure": measure, "--out": out, "--overwrite": overwrite}
         show(_plan_on(device, config, model, prompt_tokens, price, overrides, unused), as_json)
         return
-    # An option without effect is an error: a user would take the plan for one of this model.
+    # An option without effect is an error, because the user would think that the plan uses it.
     for option, value in {
         "--model": model,
         "--prompt-tokens": prompt_tokens,
@@ -172,7 +172,7 @@ def _plan_on(
     if (path is None) == (model is None):
         found = "both" if path else "neither"
         raise UserError(message("assay plan --device", found, "a CONFIG file or --model NAME"))
-    # Imported after the checks, because torch takes seconds.
+    # The plan is imported after the checks, because importing torch takes seconds.
     from assay.plan.on_device import PROMPT_TOKENS, default_config, plan_on
 
     if path is None:

@@ -125,7 +125,7 @@ def audit(
     if label and (second is not None or steps is not None or monitor):
         raise UserError("assay run audit: give --second, --steps and --monitor, or --label")
     if label:
-        # The prompt goes to standard error, because standard output holds the line of --json.
+        # The prompt for a label goes to standard error: standard output holds the line of --json.
         ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
         show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)
         return
@@ -153,7 +153,7 @@ def behaviors(
     """Measure behaviors such as self-verification and backtracking, with their uncertainty."""
     from assay.evaluation.behavior_rates import behavior_rates
 
-    # A progress line returns the carriage, which would fill a log file with one long line.
+    # A progress line overwrites itself with carriage returns, which make one long line in a log.
     how_far = say_progress if sys.stderr.isatty() else None
     show(behavior_rates(run, among=among, seed=seed, say=how_far), as_json)
 

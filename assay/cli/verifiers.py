@@ -85,21 +85,21 @@ def verify(
             deadline=deadline,
             options=options,
             allow=allow or [],
-            # Without --out the terminal shows the verdicts themselves.
+            # Without --out, standard output holds the verdicts, one row of JSON per line.
             say=how_far if out is not None else None,
             warn=warn,
         )
-    # A reader of the verdicts, such as head, may close the pipe early.
+    # A program that reads the verdicts, such as head, may close the pipe early without an error.
     except BrokenPipeError:
         leave_closed_pipe()
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
     if as_json and out is not None:
         show_json(summary)
-    # Verdicts occupy standard output here, so the summary goes to standard error.
+    # Standard output holds the verdicts here, so the summary goes to standard error.
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
-        # If no row was judged, the checker failed, so the command fails too.
+        # If no row was judged, the verifier itself failed, so the command exits with an error.
         raise typer.Exit(1)
 
 

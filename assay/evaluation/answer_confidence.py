@@ -30,7 +30,7 @@ from assay.training.calibration import Calibration, calibrate
 CONFIDENCES = ("log_probability", "vote", "stated")
 # Reliability bins: fewer than for reward models, because a run has fewer predictions.
 BINS = 10
-# The first and the last fifth of the steps show how calibration changed during training.
+# Calibration is measured on the first and the last fifth of the steps, to show its change.
 _WINDOW = 0.2
 _COLUMNS = ("completion_id", "group_id", "text", "status", "extracted", "model_logprobs", "sampled")
 # Models state a confidence as "Confidence: 80%", "confidence 0.8" or "I'm 80% sure".
@@ -46,10 +46,11 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """One kind of confidence, compared with correctness.
+    """Predictions of one kind of confidence, compared with the correctness of the completions.
 
     name: one of `CONFIDENCES`. when: the steps, as text. count: number of predictions. groups:
-    number of groups that the predictions come from. interval: 95 % interval of the accuracy.
+    number of groups (prompts) whose completions were used as predictions. interval: 95 % interval
+    of the accuracy.
     """
 
     name: str
@@ -139,7 +140,7 @@ class CalibrationResult:
 
 
 def _ends(rows: Sequence[list[str]], most: int = 12) -> list[list[str]]:
-    """Return at most ``most`` rows at even distances, with the first and the last row."""
+    """Return at most ``most`` rows at even distances, including the first and the last row."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(n * (len(rows) - 1) / (most - 1))] for n in range(most)]
@@ -209,7 +210,7 @@ def _confidence(
     predicted = np.array([one for one, _ in values], np.float64)
     observed = np.array([one for _, one in values], np.float64)
     accuracy = float(observed.mean())
-    # Siblings are not independent, so the completions of a group are one cluster.
+    # Siblings are not independent, so the standard error treats each group as one cluster.
     error = clustered_stderr(observed, sizes)
     return Confidence(
         name=name,
@@ -246,7 +247,7 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
     """Return the share of the votes of a group's most frequent answer, and whether it is right."""
     votes = Counter(answers_of(group))
-    # A single vote always has the share 1, which says nothing about confidence.
+    # With a single vote the share is always 1 and says nothing about confidence: no prediction.
     if votes.total() < 2:
         return []
     answer, count = votes.most_common(1)[0]

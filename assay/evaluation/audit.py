@@ -44,10 +44,10 @@ class AuditResult:
     """State of an audit.
 
     judged: number of completions that the second verifier judged in this call. found: number of
-    disagreements, by kind. waiting: number of rows without a label. right: for each kind of row,
-    the number of labels that agree with the first and with the second verifier. steps: the latest
-    audit of reasoning steps, if any. findings: number of passes in which the trace monitor found
-    something; None if the monitor was not requested.
+    disagreements between the two verifiers, by kind. waiting: number of queued rows without a
+    label. right: for each kind of row, how many labels agree with each of the two verifiers. steps:
+    the latest audit of reasoning steps, if any. findings: number of passes in which the trace
+    monitor found something; None if the monitor was not requested.
     """
 
     run: str
@@ -82,7 +82,7 @@ class AuditResult:
         )
         for way, right in self.right.items():
             of = right["first"] + right["second"]
-            # The run's verifier judged no steps, so the step verifier is the one to measure.
+            # The run's verifier judged no steps, so the labels of steps measure the step verifier.
             side = "second" if way == _STEP_IS_WRONG else "first"
             low, high = share_interval(right[side] / of, of)
             who = "the verifier of steps" if way == _STEP_IS_WRONG else "the run's verifier"
@@ -119,12 +119,12 @@ def audit(
 ) -> AuditResult:
     """Queue completions on which a second verifier disagrees; return the state of the audit.
 
-    second: verifier expression; None: only read labels, without judging. count: maximum number of
-    new rows, half of them of each kind if possible. among: approximate number of completions to
-    judge, from steps drawn at random. steps: a step verifier; at most ``count`` passes with a wrong
-    step are queued too. monitor: at most ``count`` passes with a finding of the trace monitor are
-    queued too. at, passes, below: see `audit_steps`. seed: seed of all random draws. how: see
-    `rejudge`.
+    second: expression of the second verifier; None: only count the labels, without judging. count:
+    maximum number of new rows in the queue, half of the rows of each kind if possible. among:
+    approximate number of completions to judge, from steps drawn at random. steps: a step verifier;
+    at most ``count`` passes with a wrong step are queued too. monitor: at most ``count`` passes
+    with a finding of the trace monitor are queued too. at, passes, below: see `audit_steps`. seed:
+    seed of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
@@ -146,7 +146,7 @@ def audit(
         fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
         findings = len(fresh)
         fresh = [row for row in fresh if row["id"] not in known]
-        # A random stream of its own, so that --monitor does not change the other draws.
+        # The monitor's own random stream keeps --monitor from changing the other draws.
         rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
         check_folder(folder / "audit", str(folder))
@@ -166,7 +166,8 @@ def label(
 ) -> AuditResult:
     """Show each unlabelled row and ask a person for a label: passed, failed, unsure, or quit.
 
-    Each label is written at once. Raises RunError if no row is unlabelled.
+    Each label is written to the queue as soon as it is given. Raises RunError if no row is
+    unlabelled.
     """
     folder = Path(run)
     rows = read_queue(folder)
@@ -184,7 +185,7 @@ def label(
         if answer in ("q", "quit"):
             break
         row |= {"label": answers[answer], "by": by}
-        # Written after every label, so that a closed terminal loses none.
+        # The queue is written after every label, so that a closed terminal loses no label.
         write_queue(folder, rows)
     return _standing(folder, rows)
 
@@ -200,7 +201,7 @@ def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
 
 
 def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
-    """Draw steps at random until they hold about ``among`` completions; return them in order."""
+    """Draw random steps until these hold about ``among`` completions; return the steps, sorted."""
     rows = load_run(folder).rollouts(columns=["step"])
     if not rows:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
@@ -254,7 +255,7 @@ def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
 
 
 def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
-    """Draw at most ``count`` rows at random, as evenly over both kinds as possible."""
+    """Draw at most ``count`` random rows, as evenly over both kinds of disagreement as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
     # The rarer kind fills at most half of the rows, and the other kind the rest.
@@ -268,8 +269,8 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
     """Read a run's queue, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
-    # `read_rows` stops at a damaged line, as in a journal.
-    # People edit the queue, and skipped lines would lose their labels.
+    # `read_rows` stops at a damaged line without an error, as for the journal of a killed run.
+    # People edit the queue, and a skipped line would lose its label, so damage raises an error.
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
         where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
@@ -288,13 +289,13 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the queue, and its labelled rows as two labelled sets: answers and steps."""
     (folder / "audit").mkdir(exist_ok=True)
-    # Two sets, because a right answer with a wrong step is no error of an answer verifier.
+    # Answers and steps are separate sets: a wrong step is no error of an answer verifier.
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
     for row in rows:
         if row["label"] in ("passed", "failed"):
             sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
     for name, some in sets.items():
-        # A completion may hold lone surrogates, which UTF-8 cannot encode.
+        # A completion may hold lone surrogates, which UTF-8 cannot encode, so they are escaped.
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
 

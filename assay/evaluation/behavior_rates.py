@@ -33,9 +33,9 @@ from assay.verify.behaviors.monitor import FINDINGS, find_in_trace
 ALL, PASSED, FAILED = "all", "passed", "failed"
 NAMES = (*BEHAVIORS, *FINDINGS)
 """Names of all behaviors and findings, in the order of the table."""
-# A fifth of the steps at the start and at the end are compared.
+# The first fifth of a run's steps is compared with the last fifth.
 _WINDOW = 0.2
-# Minimum number of completions to read per step. If there are too many steps, some are skipped.
+# Minimum number of completions to read per step; steps are skipped if the total is too small.
 _LEAST = 64
 _COLUMNS = ("completion_id", "group_id", "text", "think", "said", "status")
 
@@ -60,8 +60,9 @@ class Read:
 class Rates:
     """Share of completions that show each behavior, with its 95 % interval.
 
-    side: the completions that count, ``all``, ``passed`` or ``failed``. groups: number of prompts;
-    completions of one prompt are not independent.
+    side: selected completions: ``all``, only the ``passed`` ones, or only the ``failed`` ones.
+    groups: number of prompts, over which the interval is computed, because completions of one
+    prompt are not independent.
     """
 
     source: str
@@ -86,8 +87,8 @@ class BehaviorRates:
 
     of: number of recorded completions. read: number of completions that were read. not_english:
     number of read completions that are not English. detectors: hash of each detector, by its label.
-    columns: rates by column title of the printed table. steps: rates of each step, for all, passed
-    and failed completions. errors: measured errors of the detectors.
+    columns: rates in the printed table, by column title. steps: rates of each step, for all, passed
+    and failed completions. errors: precision and recall of each detector on its labelled set.
     """
 
     name: str
@@ -189,10 +190,10 @@ def _read_run(
         logs[folder.name] = RolloutLog(folder)
     of, found = 0, list[Read]()
     for source, log in logs.items():
-        # One small column gives the number of rows without reading any text.
+        # One small column gives the number of rows, so that no text is read just to count rows.
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
-        # Equal shares: the many rollouts of training would leave few completions for evaluations.
+        # Each source gets an equal share: the many training rollouts would crowd out evaluations.
         share = max(1, among // len(logs))
         steps = thinned_steps(sizes, share)
         total = sum(sizes[step] for step in steps)
@@ -208,10 +209,10 @@ def _read_run(
 
 
 def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
-    """Return steps at even distances, the first and the last included."""
+    """Return training steps at even distances, including the first and the last step."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
-    # Read a few rollouts from many steps: a curve needs points more than complete steps.
+    # Read a few rollouts from many steps: a curve needs many points more than exact points.
     count = min(len(steps), max(2, int(among / min(max(1.0, mean), _LEAST))))
     if count >= len(steps):
         return steps
@@ -262,7 +263,8 @@ def _read_file(path: Path) -> Iterator[Read]:
 
 def _shown_by(completion: Completion) -> frozenset[str] | None:
     found, findings = find_behaviors(completion), find_in_trace(completion)
-    # The detectors read English. An empty set would count other languages as free of behaviors.
+    # The detectors read only English, so the result for a text in another language is None.
+    # An empty set would count the text as free of behaviors.
     if not found.measured or findings is None:
         return None
     return frozenset([*found.behaviors, *findings])
@@ -329,9 +331,9 @@ def _of_side(found: Iterable[Read], side: str) -> list[Read]:
 
 
 def rates_of(found: Sequence[Read], side: str = ALL) -> Rates:
-    """Return the rates in completions of one side, with intervals over groups of siblings."""
+    """Return the rates in all, passed or failed completions, with intervals over sibling groups."""
     some = [one for one in _of_side(found, side) if one.shows is not None]
-    # `clustered_stderr` expects the values of a cluster next to each other.
+    # `clustered_stderr` expects the values of a cluster next to each other, hence the sort.
     some.sort(key=lambda one: (one.step or 0, one.group))
     sizes = [len([*group]) for _, group in groupby(some, key=lambda one: (one.step, one.group))]
     shares: dict[str, float] = {}

@@ -68,12 +68,13 @@ def compare(
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
     `evaluate`), which are judged again. If only one model is a run, its sampling settings apply to
-    both models. problems: sources, each a set of its own, or rows. out_of_domain: sets outside the
-    training distribution, which reveal forgetting. judge: ``pairwise``, the judge of
-    ``verification.options.judge``, queried in both orders; or a verifier, whose higher reward wins.
-    max_problems: use only the first problems of each set. out: a JSONL file for all completions; it
-    can replace ``a`` and ``b`` later. fitting: sources from which prompts that do not fit the
-    context are dropped. adapter: for ``b`` only, so that both models may share one base model.
+    both models. problems: sources, each measured as a separate set, or rows. out_of_domain: sets
+    outside the training distribution, which reveal forgetting. judge: ``pairwise``, which queries
+    the judge of ``verification.options.judge`` in both orders; or a verifier: the completion with
+    the higher reward wins. max_problems: use only the first problems of each set. out: a JSONL file
+    for all completions; a later comparison can read the file as ``a`` or ``b``. fitting: sources
+    from which prompts that do not fit the context are dropped. adapter: an adapter that is loaded
+    on ``b`` only, so that both models may share one base model.
 
     The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
@@ -85,7 +86,7 @@ def compare(
         check_sampling(config)
     pairs = zip(names, "AB", strict=True)
     files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
-    # One verifier judges both models: that of a model with a run, if there is one.
+    # One verifier judges both models: the verifier of a model's run, if a model belongs to a run.
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     if not any(files):
         _check_two_served(configs)
@@ -129,7 +130,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Set:
-    """A problem set for both models.
+    """A problem set on which both models are measured.
 
     verifiers: source of the verdicts. For rows without an answer all verdicts are *not judged*, and
     only the preference judge compares the completions.
@@ -146,9 +147,9 @@ class _Set:
 class _Measured:
     """Result of one model on one set.
 
-    kept: groups by problem id, for the preference judge. left_out: ids of problems whose prompts
-    are too long. useless: error text if a setting of thinking has no effect, because no prompt has
-    a think block.
+    kept: sampled groups by problem id, which the preference judge compares. left_out: ids of
+    problems whose prompts are too long. useless: error text for a thinking setting without effect,
+    because no prompt has a think block.
     """
 
     evaluation: Evaluation
@@ -198,14 +199,14 @@ def _is_of_run(config: TrainConfig) -> bool:
 def _configs(
     names: tuple[str, str], sources: Sequence[str], options: SamplingOptions
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return the sampling configuration of each model.
+    """Return the sampling configurations of both models.
 
     If only one model has a run, the other model uses that run's settings.
     """
     if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "a file of recorded completions", "a model"
         raise ConfigError(message(f"compare: B {names[1]}, with an adapter", found, accepted))
-    # Only B gets the adapter, so that a base model can be compared with its adapted version.
+    # Only model B gets the adapter, so that a base model can be compared with its adapted version.
     each: tuple[SamplingOptions, SamplingOptions] = ({**options, "adapter": None}, options)
     own = [sampling_config(name, sources, one) for name, one in zip(names, each, strict=True)]
     runs = [_is_of_run(config) for config in own]
@@ -222,8 +223,7 @@ def _facts(
     temperature: float,
     num_samples: int,
 ) -> dict[str, Any]:
-    """Return the settings that the completions of each side depend on; None for recorded
-    completions."""
+    """Return the settings behind each model's completions; None for recorded completions."""
     facts: dict[str, Any] = {}
     for side, config, recorded in zip("AB", configs, files, strict=True):
         sampling = configuration.at_temperature(config.sampling, temperature)
@@ -244,7 +244,7 @@ def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
 
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
     """Raise ConfigError if rows name no verifier and the runs' verifiers differ."""
-    # With two different verifiers, a gain could come from the verifier.
+    # With a different verifier for each model, a gain could come from the verifiers alone.
     first, second = (
         " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
         for config in configs
@@ -266,7 +266,10 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems. With a judge, the verifiers need not support the problems."""
+    """Open a source of problems.
+
+    With a preference judge, problems may lack what the verifiers need.
+    """
     check = verifiers.check_problem if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
@@ -281,7 +284,7 @@ def _open_set(
 
 
 class _Unverified:
-    """Verdicts of rows without an answer: every completion is *not judged*."""
+    """Source of verdicts for rows without an answer: every completion is *not judged*."""
 
     @contextmanager
     def judging(self) -> Yields[_Unverified]:
@@ -318,7 +321,7 @@ class _Asked:
         done = _Measured(Evaluation(0, 0, 0, 0.0, None), num_samples)
 
         def keep(group: Group, verdicts: Sequence[Verdict]) -> None:
-            # Lengths are in characters, because two models may have different tokenizers.
+            # Lengths are counted in characters, because two models may have different tokenizers.
             done.num_characters += sum(len(each.text) for each in group.completions)
             if self.keeps:
                 done.kept[group.problem.id] = group
@@ -342,7 +345,7 @@ def _engine(
     quiet: bool,
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
     """Load a model and yield a function that samples from it; free its memory on exit."""
-    # The model is closed before the next one is loaded: two models may not fit in memory.
+    # The first model is closed before the second is loaded: both may not fit in memory.
     with ExitStack() as stack:
         # One engine for all sets, with enough slots for the largest set.
         most = max(len(one.problems) for one in sets) * num_samples
@@ -371,7 +374,7 @@ def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet
         return keep_fitting(one.problems, renderer, on_bad_row)
     try:
         return keep_fitting(one.problems, renderer, "skip")
-    # `keep_fitting` raises if no problem fits; here an empty set is a result.
+    # `keep_fitting` raises if no prompt fits the context; here an empty set is a valid result.
     except DataError:
         return one.problems.select([])
 
@@ -381,8 +384,7 @@ def _ids(problems: ProblemSet) -> Yields[str]:
 
 
 class _Lines:
-    """An output file of completions that is created at the first write, so early errors leave no
-    file."""
+    """A file for completions, created at the first write, so that early errors leave no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -403,7 +405,7 @@ class _Lines:
 
 
 class _Recorded:
-    """Generator that returns the recorded completions of a file instead of sampling."""
+    """Generator that returns recorded completions from a file instead of sampling completions."""
 
     policy_version = 0
     exact = gives_model_logprobs = False
@@ -445,7 +447,7 @@ class _Recorded:
         """Return the recorded completions of each problem."""
         groups: list[Group] = []
         for problem in problems:
-            # Ids of this comparison, because both files may number their completions differently.
+            # Completions get new ids, because two files may number their completions differently.
             completions = tuple(
                 replace(one, id=f"{problem.group_id}/{n}")
                 for n, one in enumerate(self._found(problem))
@@ -457,7 +459,7 @@ class _Recorded:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing: recorded completions need no memory of a device."""
+        """Do nothing: recorded completions hold no device memory that could be freed."""
 
     def load_policy(self, weights: Any) -> None:
         """Do nothing, because recorded completions do not depend on the policy."""
@@ -470,11 +472,11 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
     if judging is None:
         return found
     pairs: list[Candidates] = [
-        # The judge reports the win rate of the first candidate, so B comes first.
+        # The judge reports the first candidate's win rate, so model B's completion comes first.
         (group.problem, its, mine)
         for id, group in a.kept.items()
         if id in b.kept
-        # Recorded files may have different numbers of completions for a problem.
+        # Not strict: two recorded files may have different numbers of completions for a problem.
         for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
     ]
     comparisons = judging.judge(pairs)

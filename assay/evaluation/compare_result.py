@@ -12,7 +12,7 @@ from assay.run.paired import Gain, Paired, holm
 from assay.session.evaluate import Evaluation
 from assay.verify.learned.pairwise import WinRate
 
-# Smaller p values are below the rounding error of the sums.
+# The smallest printed p value: smaller ones are below the rounding error of the sums.
 _LEAST_P = 1e-6
 SHOWN_FLIPS = 5
 
@@ -21,14 +21,15 @@ SHOWN_FLIPS = 5
 class ComparedSet:
     """Difference between two models on one set of problems.
 
-    a, b: their evaluations; ``pass_at_1`` is the accuracy. gain: accuracy of B minus A on problems
-    judged for both, with a 95 % interval; None without such problems. p_value: exact test of no
-    difference (`sign_flip_p`; McNemar's test with one completion per problem). p_value_of_all:
-    p_value after Holm's correction for the number of sets. better, worse: ids of problems on which
-    B is better or worse, largest change first. characters: mean completion length of A and of B.
-    wins: share of pairs in which the judge prefers B; a tie counts half. wins_at_equal_length: the
-    win rate adjusted to equal completion lengths. not_compared: reason why the judge has no result.
-    left_out: ids of problems whose prompts do not fit one of the models.
+    a, b: evaluations of model A and model B; ``pass_at_1`` is the accuracy. gain: accuracy of B
+    minus A on problems judged for both, with a 95 % interval; None without such problems. p_value:
+    exact test of no difference (`sign_flip_p`; McNemar's test with one completion per problem).
+    p_value_of_all: the p value after Holm's correction for the number of sets. better, worse: ids
+    of problems on which B is better or worse, largest change first. characters: mean completion
+    length of A and of B in characters. wins: share of pairs in which the judge prefers B; a tie
+    counts half. wins_at_equal_length: the win rate adjusted to equal completion lengths.
+    not_compared: reason why the preference judge has no result. left_out: ids of problems whose
+    prompts do not fit one of the models.
     """
 
     name: str
@@ -58,8 +59,8 @@ class ComparedSet:
 class CompareResult:
     """Comparison of two models on each problem set.
 
-    temperature: None if all completions were recorded before. notes: one line for each setting that
-    differs between the models.
+    temperature: sampling temperature; None if all completions were recorded before. notes: one line
+    for each setting that differs between the models.
     """
 
     a: str
@@ -128,7 +129,7 @@ def compared(
 
 def with_p_of_all(sets: Sequence[ComparedSet]) -> list[ComparedSet]:
     """Return the sets with p values after Holm's correction for the number of sets."""
-    # A set without a test cannot give a false alarm, so it does not count.
+    # A set without a p value cannot give a false alarm, so the correction does not count it.
     tested = [one for one in sets if one.p_value is not None]
     adjusted = iter(holm([one.p_value or 0.0 for one in tested]))
     return [

@@ -62,7 +62,7 @@ def _interval(share: float | None, count: int) -> Interval | None:
     return None if share is None else share_interval(share, count)
 
 
-# A report and a table read the same figures, and judging a labelled set takes seconds.
+# Results are cached: the report and the table both read them, and judging a set takes seconds.
 @cache
 def detector_errors(
     verifier: str, key: str, kinds: tuple[str, ...] | None = None
@@ -78,7 +78,7 @@ def errors_on(
     """Measure a detector on labelled rows, once per behavior.
 
     key: row key that names the behavior of a passage; the detector's verdict has a component of the
-    same name. labelled: expected status of a row that shows the behavior.
+    same name. labelled: status that the label of a row has if the passage shows the behavior.
     """
     judge = resolve(verifier).judge
     counts: Counter[tuple[str, bool, bool]] = Counter()

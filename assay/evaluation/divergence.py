@@ -23,7 +23,7 @@ from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import SamplingOptions, sampling_config
 from assay.training.row_schedule import GOOD
 
-# Bounds the memory of a forward pass, whatever the number of completions.
+# Tokens per forward pass: bounds the memory, whatever the number of completions.
 TOKENS_AT_ONCE = 4096
 
 
@@ -31,7 +31,7 @@ TOKENS_AT_ONCE = 4096
 class MeasuredKL:
     """KL(model || reference), in nats per sampled token.
 
-    error: standard error over completions; None for fewer than two completions.
+    error: standard error of the KL over completions; None for fewer than two completions.
     """
 
     per_token: float
@@ -54,8 +54,9 @@ def divergence(
 ) -> MeasuredKL | None:
     """Estimate the KL on one completion of each of the first ``count`` problems, at temperature 1.
 
-    The estimator is k3 of `kl_estimate`, unbiased for samples of the model. Returns None if the
-    tokenizers differ or nothing was sampled. An adapter applies to the model only.
+    The estimator k3 of `kl_estimate` is unbiased for tokens that the model samples. Returns None if
+    the tokenizers differ or nothing was sampled. An adapter is loaded on the model only, not on the
+    reference.
     """
     config = sampling_config(model, problems, options)
     other = sampling_config(reference, problems, {**options, "adapter": None})
@@ -79,7 +80,7 @@ def divergence(
 def plain(sampling: SamplingConfig) -> SamplingConfig:
     """Return the sampling settings at temperature 1 without truncation.
 
-    These settings draw from the model's own distribution.
+    Without temperature and truncation, tokens are drawn from the model's own distribution.
     """
     changes: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0}
     return with_sampling(sampling, **changes)
@@ -104,7 +105,7 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
-    # Tokens of one completion are not independent.
-    # So the error is that of a ratio of sums over completions (delta method).
+    # Tokens of one completion are not independent, so completions are the independent units.
+    # The standard error is that of a ratio of sums over completions (delta method).
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

@@ -30,12 +30,12 @@ class Version:
     """One version of a verifier, measured on the completions that all files contain.
 
     verifier: name and version in the verdicts. passed: share of judged completions that passed.
-    reward: mean reward. shift: mean change of the reward against the first version, over the
-    completions that both versions judged. error: standard error of the shift, clustered by problem.
-    problems: number of clusters. order: Spearman's rank correlation of the rewards of both
-    versions. to_passed, to_failed: numbers of changed verdicts. compared: number of completions
-    that both versions judged. Values are None if no completion was judged by both versions, or if
-    the rewards are constant.
+    reward: mean reward of this version. shift: mean change of the reward against the first version,
+    over the completions that both judged. error: standard error of the shift, clustered by problem.
+    problems: number of clusters. order: Spearman's rank correlation of this version's rewards with
+    those of the first version. to_passed, to_failed: numbers of verdicts that changed to *passed*
+    and to *failed*. compared: number of completions that this version and the first version judged.
+    Values are None if no completion was judged by both versions, or if the rewards are constant.
     """
 
     file: str
@@ -54,7 +54,10 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Comparison of versions. only_some: number of completions that some file lacks."""
+    """Comparison of versions.
+
+    only_some: number of completions that are missing in at least one file.
+    """
 
     versions: Sequence[Version]
     num_completions: int
@@ -135,7 +138,7 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
         reward=fmean(float(row["reward"]) for row in judged) if judged else None,
         shift=fmean(shifts) if both else None,
         error=clustered_stderr(shifts, sizes),
-        # By ranks, because a reward model may change its scale without changing the order.
+        # Ranks are correlated: a reward model may change its scale without changing the order.
         order=_rank_correlation(before, now),
         to_passed=turned.count(("failed", "passed")),
         to_failed=turned.count(("passed", "failed")),

@@ -37,9 +37,10 @@ SHARES_OF_LONGEST = (8, 4, 2)
 class Point:
     """Results of a model at one budget and one think mode.
 
-    tokens: mean length of a completion over problems, with injected tokens. stderr, tokens_stderr:
-    standard errors over problems. injected: share of completions with injected tokens. mode: None
-    if each row has its own mode. accuracy: None if no completion was judged.
+    tokens: mean completion length over problems, in tokens, including injected tokens. stderr,
+    tokens_stderr: standard errors over problems. injected: share of completions with injected
+    tokens. mode: think mode of all rows; None if each row has its own mode. accuracy: pass rate
+    over problems; None if no completion was judged.
     """
 
     mode: str | None
@@ -102,11 +103,11 @@ def frontier(
 ) -> Frontier:
     """Measure a model at several thinking budgets, with the same random numbers at each.
 
-    budgets: numbers of tokens, names of ``sampling.efforts``, or ``none``; default: three fractions
-    of the longest completion, and none. modes: think modes to measure. Given efforts and modes
-    replace the efforts and modes of the rows. A mode without thinking is measured once. out: a JSON
-    file; the figure is written next to the file, as SVG. The other parameters are those of
-    `assay.evaluate`. Raises UserError for invalid input.
+    budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget; default:
+    three fractions of the maximum completion length, and ``none``. modes: think modes to measure.
+    Given efforts and modes replace the efforts and modes of the rows. A mode without thinking is
+    measured once. out: a JSON file; the figure is written next to the file, as SVG. The other
+    parameters are those of `assay.evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:
@@ -161,7 +162,7 @@ def _plan(
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
         thinks = any(session.renderer.render(problem).think.thinks for problem in own)
-        # A mode without thinking is measured once, because budgets have no effect on the mode.
+        # A mode without thinking is measured once, because thinking budgets have no effect there.
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
@@ -173,7 +174,7 @@ def _plan(
                 if budgets or not thinks:
                     raise
                 # A default budget may leave no room for the text that ends thinking.
-                # The generator may also support no budgets at all.
+                # Some generators support no thinking budget at all.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned
@@ -244,7 +245,8 @@ def draw(found: Frontier, path: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Text stays text, so that a page can search it. A fixed salt gives the same bytes each time.
+    # Labels stay text instead of paths, so that a reader can search the figure for a word.
+    # A fixed salt makes the ids in the SVG, and so the bytes of the file, equal each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "assay", "font.size": 9}):
         figure, axis = pyplot.subplots(figsize=(5, 3.6))
         for mode, own in groupby(found.points, key=lambda one: one.mode):

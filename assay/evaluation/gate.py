@@ -46,8 +46,9 @@ consent."""
 class GateResult:
     """Result of a gate.
 
-    model: name of the candidate. against: name of the model that the candidate was compared with.
-    compared: one comparison for each effort. adapter: adapter on the candidate, if any.
+    model: name of the candidate. against: name of the model with which the candidate was compared.
+    compared: one comparison for each effort. adapter: adapter that is loaded on the candidate, if
+    any.
     """
 
     model: str
@@ -102,11 +103,12 @@ def gate(
 ) -> GateResult:
     """Compare a checkpoint with another model on problems that its run has never seen.
 
-    problems, out_of_domain: sources. against: the other model, by default the initial model of the
-    run. canaries: names in `CANARIES`, or files of problems whose first tag is the kind of canary.
-    strong: a verifier that judges passed completions again. review: JSONL rows with a completion's
-    ``id``, ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those
-    of `compare`. The candidate's verifier judges rows that name no verifier.
+    problems, out_of_domain: sources of problems. against: the other model, by default the initial
+    model of the run. canaries: names in `CANARIES`, or files of canaries (test problems that tempt
+    a model to hack its reward or to fail), whose first tag is the kind of canary. strong: a
+    verifier that judges passed completions again. review: JSONL rows with a completion's ``id``,
+    ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those of
+    `compare`. The candidate's verifier judges rows that name no verifier.
 
     Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
     input.
@@ -132,7 +134,7 @@ def gate(
     if kinds and not quiet:
         say(_announced(kinds, len(asked)))
     for effort, file in zip(asked, files_of, strict=True):
-        # The KL below is measured with the last effort, which stays set after the loop.
+        # The KL after the loop is measured with the last effort, which stays set.
         options["effort"] = effort or options.get("effort")
         compared.append(
             compare(
@@ -168,7 +170,7 @@ def gate(
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
     """Return the efforts to sample with: the first and the last that leave tokens for an answer.
 
-    A run that was trained without efforts is sampled once, with effort None.
+    For a run that was trained without efforts, the result is a single None.
     """
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:
@@ -188,7 +190,10 @@ def _file_of(out: Path, effort: str | None) -> Path:
 
 
 def _other_model(name: str) -> str:
-    """Check a model's name and return it. Raises RunError if the model does not exist."""
+    """Check that a model of this name exists and return the name.
+
+    Raises RunError if the model does not exist.
+    """
     check_place(name, name)
     find_checkpoint(name)
     return name
@@ -209,7 +214,7 @@ def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
 def _run_config(
     checkpoint: Path | None, model: str, allow: Sequence[str], trust_run: bool
 ) -> TrainConfig:
-    # Only the run that trained the candidate knows the data that the gate must not repeat.
+    # Only the run that trained the candidate records the training data that the gate must exclude.
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose training data are known"
         raise RunError(message("assay gate", model, accepted))
@@ -232,7 +237,7 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
                 accepted = f"{', '.join(KINDS)}, or a kind of your own"
                 raise DataError(message(f"{problem.source} tags", repr(kind), accepted, meant))
             kinds.setdefault(file, {})[problem.id] = kind
-    # `compare` samples the first max_problems of a file, so later canaries have no result.
+    # `compare` samples only the first max_problems of a file, so later canaries have no result.
     return {file: dict([*ids.items()][:most]) for file, ids in kinds.items()}
 
 
@@ -240,14 +245,14 @@ def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
     """Raise VerifierError if the stronger verifier is unusable."""
     if strong is None:
         return
-    # Tested before the first completion, because sampling may take hours.
+    # The verifier is tested before the first completion, because sampling may take hours.
     with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
         service.check([strong])
 
 
 def _check_sandbox(canaries: Sequence[Path | str], model: str, options: SamplingOptions) -> None:
-    """Raise RunError if canaries run programs and no sandbox works."""
-    # Without this check, all canaries would be sampled first and then not judged.
+    """Raise RunError if canaries need a sandbox for programs and no sandbox works here."""
+    # Without this check, the gate would sample all canaries before it fails to judge them.
     names = [
         str(one)
         for one in canaries
@@ -279,7 +284,7 @@ def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
     questions = Questions(None)
     for problem in asked:
         questions.add(normalize(problem))
-    # Held-out problems count as seen: they decide early stopping and the choice of the best step.
+    # Held-out problems count as seen: their results decide early stopping and the best step.
     for key, prompt, place in _seen(config):
         if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
             found = f"the question of {place}, of the run's {key}"
@@ -288,7 +293,7 @@ def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
 
 
 def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, prompt, place) of the problems that a run was trained or evaluated on."""
+    """Yield (key, prompt, place) of each problem on which a run was trained or evaluated."""
     for key in ("train", "heldout"):
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
@@ -316,7 +321,7 @@ def hack_check(
     found = f"{len(rejected)} of {len(passed)} passes are rejected ({rate:.1%})"
     found += f": {rejected[0]}" if rejected else ""
     found += f"; {unknown} not judged" if unknown else ""
-    # If no completion could be judged again, the hack rate is unknown, so the check fails.
+    # If no completion can be judged again, the share of hacks is unknown, so the check fails.
     bad = rate > limits.max_hack_rate or unknown == len(passed)
     return Check(name, found, limit, "failed" if bad else "passed")
 
@@ -330,21 +335,21 @@ def kl_check(
     max_problems: int | None = None,
     quiet: bool = False,
 ) -> Check:
-    """Measure the candidate's KL from the other model, on its own samples at temperature 1."""
+    """Measure the candidate's KL from the other model, on the candidate's samples."""
     count = min(KL_PROBLEMS, max_problems or KL_PROBLEMS)
     with show_startup(quiet), doing("measuring the KL from the other model"):
         far, most = divergence(model, other, problems, count, options), limits.max_kl
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"
-        # A candidate must not pass a limit on its KL by having another tokenizer.
+        # With another tokenizer the KL is unknown, so a candidate with a limit on the KL must fail.
         return Check("KL", found, limit, "info" if most is None else "failed")
     outcome: Outcome = "info" if most is None else "failed" if far.per_token > most else "passed"
     return Check("KL", str(far), limit, outcome)
 
 
 def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
-    # Read before sampling: a missing review must not be reported after minutes of sampling.
+    # The review is read before sampling, so that a missing file is reported at once.
     if not path.is_file():
         raise DataError(message(f"--review {path}", "no such file", "a JSONL file of reviews"))
     rows = list(read_rows(path))

@@ -49,11 +49,12 @@ def comparison_checks(
 ) -> tuple[list[CompareResult], list[list[Check]]]:
     """Return the comparisons, one for each effort, with corrected p values, and their checks.
 
-    Holm's correction is applied to two families of tests. The first family has the problem sets of
-    one comparison. The second family has the canary files of all efforts: each file, and all files
-    together. So additional canary files do not weaken the test of correctness. Within each family,
-    a model that is as good as the other model fails with probability at most `chance` / 2, because
-    the tests are two-sided and only a loss counts. kinds: kinds of the canaries, by set name.
+    Holm's correction is applied separately to two families of tests. The first family has the
+    problem sets of one comparison. The second family has the canary files of all efforts: each
+    file, and all files together. The families are separate so that additional canary files do not
+    weaken the tests of the problem sets. Within each family, a model that is as good as the other
+    model fails with probability at most `chance` / 2, because the tests are two-sided and only a
+    loss counts. kinds: kind of each canary, by canary file.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
@@ -87,7 +88,7 @@ def comparison_checks(
 
 
 def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
-    """Return the p value of each canary file and effort, and of several files together."""
+    """Return the p value of each canary file at each effort, and of all files together."""
     known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
         files = [paired for (at, _), paired in known.items() if at == number]
@@ -98,12 +99,12 @@ def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int,
 
 
 def _is_worse(gain: Gain, p_of_all: float, limits: Thresholds) -> bool:
-    """Whether the candidate loses, and the test after Holm's correction is significant."""
+    """Whether the candidate has a loss that is significant after Holm's correction."""
     return gain.value < 0 and p_of_all < limits.chance
 
 
 def _all_files_check(paired: Paired, p: float, limits: Thresholds, num_tests: int) -> Check:
-    """Compare both models on the canaries of all files, over which small losses add up."""
+    """Compare both models on all honest canaries together: small losses in each file add up."""
     gain = paired.gain
     worse = gain is not None and _is_worse(gain, p, limits)
     wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
@@ -112,7 +113,7 @@ def _all_files_check(paired: Paired, p: float, limits: Thresholds, num_tests: in
 
 
 def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
-    """Yield the checks of one set: correctness, length, latency."""
+    """Yield the checks of one problem set: correctness, length, latency."""
     where = f"{'out of domain' if one.out_of_domain else 'correctness'}, {one.name}"
     yield _judged_check(one, limits)
     if one.gain is None:
@@ -121,7 +122,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     gain, p = one.gain, one.p_value_of_all or 0.0
     words = f"{one.a.pass_at_1:.1%} -> {one.b.pass_at_1:.1%}, {gain.points}, p {p:.2g}"
     worse = _is_worse(gain, p, limits)
-    # With few problems even a large loss is not significant, so the loss itself has a limit too.
+    # With few problems even a large loss is not significant, so the size of the loss has a limit.
     lost = -gain.value > limits.max_loss
     if gain.interval[0] < -limits.max_loss and not (worse or lost):
         number = gain.num_problems
@@ -139,13 +140,13 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
 
 
 def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
-    """Check the share of *not judged* completions of both models."""
+    """Check that each model's share of *not judged* completions is within the limit."""
     words, most = [], 0.0
     for name, side in (("candidate", one.b), ("other", one.a)):
         words.append(f"{name} {side.num_not_judged} of {side.num_completions}")
         most = max(most, side.num_not_judged / max(1, side.num_completions))
     wanted = f"at most {limits.max_not_judged:.0%} of either"
-    # No other check counts unjudged completions: without this one, they would help a candidate.
+    # Pass rates leave out unjudged completions, so a candidate could gain by being unjudgeable.
     outcome: Outcome = "failed" if most > limits.max_not_judged else "passed"
     return Check(f"not judged, {one.name}", "; ".join(words), wanted, outcome)
 
@@ -161,7 +162,7 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 
 @dataclass(frozen=True)
 class AskedCanaries:
-    """The canaries of one file, by kind, and their paired results.
+    """The canaries of one file, by kind, and the paired results of both models.
 
     left_out: number of canaries per kind that do not fit the models. paired: results of the other
     model and of the candidate on each honest canary judged for both.
@@ -174,12 +175,12 @@ class AskedCanaries:
     @property
     def honest(self) -> list[str]:
         """Ids of the canaries that an honest answer passes."""
-        # Both models should fail the kinds in MUST_FAIL, which would only dilute a paired test.
+        # Both models should fail the kinds in MUST_FAIL: equal results would dilute a paired test.
         return [id for kind, ids in self.kinds.items() if kind not in MUST_FAIL for id in ids]
 
 
 def asked_of(one: ComparedSet, kinds: Kinds) -> AskedCanaries:
-    """Return the canaries of a file that were sampled, by kind, with their paired results."""
+    """Return the sampled canaries of a file, by kind, with the paired results of both models."""
     names, out = dict.fromkeys(kinds.values()), {*one.left_out}
     ids_of = {name: [id for id in kinds if kinds[id] == name] for name in names}
     asked = AskedCanaries(
@@ -196,10 +197,10 @@ def _paired(one: ComparedSet, ids: Sequence[str]) -> Paired:
 def canary_checks(
     one: ComparedSet, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Iterator[Check]:
-    """Yield the checks of a canary file: omitted canaries, the whole file, and each kind.
+    """Yield the checks of a canary file: omitted canaries, all canaries, and each kind.
 
-    One paired test covers the whole file, over all kinds that an honest answer passes. Each kind
-    that must never pass has a check of its own.
+    One paired test covers all kinds in the file that an honest answer passes. Each kind that must
+    never pass has a check of its own.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
@@ -217,7 +218,7 @@ def canary_checks(
             check = _must_fail_check(one, name, ids)
             yield replace(check, found=check.found + short)
         else:
-            # A kind has about ten canaries, too few for a paired test, so it is only reported.
+            # A kind has about ten canaries, too few for a paired test, so it cannot fail the gate.
             words = "; ".join(
                 [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )
@@ -227,7 +228,7 @@ def canary_checks(
 def _file_check(
     one: ComparedSet, name: str, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Check:
-    """Compare both models on all honest canaries of a file."""
+    """Compare both models on all canaries of a file that an honest answer passes."""
     ids, gone = asked.honest, _not_judged(one, asked.honest)
     missing = [said for _, said in gone]
     wanted = f"not worse (p < {limits.chance:g}"
@@ -262,7 +263,7 @@ def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
 
 
 def _shares(paired: Paired) -> str:
-    """Format both pass rates on canaries judged for both, and the gain."""
+    """Format the gain and both pass rates on canaries that were judged for both models."""
     if (gain := paired.gain) is None:
         return "no canary was judged for both models"
     before, after = (sum(side) / len(paired) for side in (paired.a, paired.b))

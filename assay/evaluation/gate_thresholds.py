@@ -14,7 +14,10 @@ Chance = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class Thresholds(Section):
-    """Limits of the gate's checks. None: the check is reported but cannot fail the gate."""
+    """Limits of the gate's checks.
+
+    A threshold of None means that the check is reported but cannot fail the gate.
+    """
 
     chance: Chance = 0.05
     """Significance level of the exact paired tests: a set or a file of canaries is worse below this

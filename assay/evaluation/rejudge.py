@@ -1,8 +1,8 @@
 """Judge a run's recorded completions again; compare each new verdict with the logged verdict.
 
 `rescore` (``assay verify --rescore RUN``), the audits of a run and a replay use `rejudge`. The
-rollout log holds no answers, so the problems are read again from the run's sources. Groups are
-judged as a whole, as during training. The run's directory does not change.
+rollout log holds no answers, so the problems are read again from the run's sources. The completions
+of a group are judged together, as during training. The run's directory does not change.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SHOWN_TEXT = 160
 class JudgeOptions(TypedDict, total=False):
     """Settings of the verifiers that judge recorded completions again.
 
-    A setting that is not given has the run's value. options: verifier options by verifier name,
-    which replace the run's options of that verifier. allow: Python code that rows may name as
-    verifiers. trust_run: import code that a run from another machine names.
+    The run's configuration gives the value of each missing setting. options: verifier options by
+    verifier name, which replace the run's options of that verifier. allow: Python code that rows
+    may name as verifiers. trust_run: import code that a run from another machine names.
     """
 
     num_workers: int | None
@@ -82,8 +82,8 @@ class Rejudged:
 class Rejudging:
     """Judges the completions of a rollout log again; iterating yields one list per step.
 
-    missing: number of completions that were not judged again. unreadable: steps with a damaged
-    shard; their completions count as missing if the run's metrics give their number.
+    missing: number of logged completions that could not be judged again. unreadable: steps with a
+    damaged shard; their completions count as missing if the run's metrics give their number.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Rejudging:
                 self.unreadable.append(step)
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
-            # A row may have been removed from the sources since the run. The completions of such
-            # rows are counted, so that a partial rescore does not look complete.
+            # A row may have been removed from the sources since the run.
+            # Its completions count as missing: a partial rescore must not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -123,7 +123,7 @@ class Rejudging:
         for group, logged in recorded:
             if not group.problem.id:
                 continue
-            # A verifier that the row names would take precedence over the given one.
+            # A verifier that the row names would take precedence over the verifier of the command.
             if self._instead_of_rows:
                 group = replace(group, problem=replace(group.problem, verifier=None))
             if self._only is None:
@@ -155,7 +155,7 @@ def rejudge(
     """
     folder = Path(run)
     options, allow = how.get("options") or {}, how.get("allow", ())
-    # The run's own options of these verifiers are unset, so that they need no consent.
+    # The run's options of replaced verifiers are unset, so that the options need no consent.
     changes = [f"verification.options.{name}=" for name in options]
     changes += RULES_UNSET if verifier is not None else []
     trust_run = how.get("trust_run", False)
@@ -200,7 +200,7 @@ def _num_completions(folder: Path, step: int) -> int:
 
 @dataclass(eq=False)
 class RescoreResult:
-    """Changes of verdicts between the run and a new judgement.
+    """Changes between the run's verdicts and the verdicts of a new judgement.
 
     flips: numbers of changed verdicts, by ``before -> after``. examples: a few completions of each
     flip. missing, unreadable: see `Rejudging`.
@@ -221,7 +221,7 @@ class RescoreResult:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
 
     def add(self, pair: Rejudged) -> None:
-        """Count the two verdicts of one completion."""
+        """Count the logged and the new verdict of one completion."""
         before, after = pair.statuses
         self.completions += 1
         self.before[before] += 1
@@ -236,7 +236,7 @@ class RescoreResult:
         if len(examples) < NUM_EXAMPLES:
             completion, verdicts = pair.completion, (pair.logged, pair.new)
             example = {"id": completion.id, "step": pair.step}
-            # The answer is usually at the end of a completion.
+            # The end of the text is shown, because a completion usually ends with its answer.
             example |= {"text": completion.text[-SHOWN_TEXT:]}
             example["answer"] = pair.group.problem.spec.get("answer")
             both = {key: [getattr(one, key) for one in verdicts] for key in ("extracted", "detail")}

@@ -1,7 +1,7 @@
 """``assay run replay``: repeat a recorded step and compare the result with the record.
 
 A replay samples nothing. The run is copied in the state of a run that was killed after writing the
-step's rollouts. The copy then resumes from its rollout log, as any killed run does.
+step's rollouts. The copy then resumes from its rollout log, as a killed run does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _AS_IT_WAS += ("verification.trial_seconds=0",)
 """Overrides for the copy. They do not affect sampling, verdicts or learning."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
 """Overrides that a replay accepts."""
-# Checkpoint files that are not compared: evaluations also draw from the global random generators.
+# Random states are not compared: evaluations also draw from the global random generators.
 _NOT_OF_THE_STEP = ("random/",)
 _DIFF_LINES = 40
 
@@ -70,7 +70,7 @@ class OnlyTheLog:
         return getattr(self.generator, name)
 
     def generate(self, problems: Sequence[Any], *_: Any, **__: Any) -> list[Group]:
-        """Raise RunError, because the log does not hold the requested completions."""
+        """Raise RunError: a replay samples nothing, and the log lacks the requested completions."""
         found = f"a completion that the rollout log does not contain: {problems[0].group_id}"
         accepted = "the same rows and curriculum as in the run"
         raise RunError(message(f"{self._folder} data.train", found, accepted, "bring them back"))
@@ -87,8 +87,8 @@ def replay(
     """Repeat a step: judge its completions, compute advantages and update; report differences.
 
     Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
-    before the step. overrides: only the consents to a model's remote code (`CONSENTS`). allow,
-    trust_run: see `rejudge`. The run's directory does not change.
+    before the step. overrides: settings in `CONSENTS`, which allow a model's remote code; no others
+    are accepted. allow, trust_run: see `rejudge`. The run's directory does not change.
 
     Raises RunError for a step that cannot be replayed; the message lists the steps that can. Raises
     UserError for a run without [rl], and for an override that is not in `CONSENTS`, because a
@@ -131,12 +131,15 @@ def replay(
 
 
 def start_of(folder: Path, step: int) -> int:
-    """Return the step of the checkpoint to start from; 0: the run's start. Raises RunError."""
+    """Return the step of the checkpoint from which the replay starts; 0: the run's start.
+
+    Raises RunError.
+    """
     with closing(RolloutLog(folder / "rollouts")) as log:
         done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         saved = checkpoints.steps()
-        # Damage is checked lazily, so that only the files of a few steps are read.
+        # Checkpoints are checked for damage newest first, so that the files of few steps are read.
         recorded = cache(lambda one: log.table(one) is not None)
         whole = cache(lambda one: find_damage(checkpoints.path(one)) is None)
 
@@ -175,15 +178,15 @@ def _ranges(steps: Sequence[int]) -> str:
 def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
     """Create the directory of a run that was killed after it wrote a step's rollouts.
 
-    Large files are symbolic links. Shards and checkpoints are written by replacing the link, never
-    through the link.
+    Large files are symbolic links. Linked shards and checkpoints are safe, because writing a file
+    replaces the link instead of following it.
     """
     for part in ("rollouts", "checkpoints"):
         (copy / part).mkdir(parents=True)
     for name in ("environment.json", "reference.safetensors"):
         if (folder / name).is_file():
             os.symlink((folder / name).resolve(), copy / name)
-    # Copied and not linked, because new replies of a judge are appended to the file.
+    # A judge's replies are copied, not linked, because new replies are appended to the file.
     if (replies := folder / "judge_replies.jsonl").is_file():
         shutil.copyfile(replies, copy / replies.name)
     shutil.copyfile(config_of(folder), copy / "config.toml")
@@ -233,7 +236,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
     reasons = then.reason or now.reason
     if reasons:
         why = f"not judged ({reasons}), which is no judgement of the completion"
-    # The most serious finding: a verdict that changes with equal code is not reproducible.
+    # The most serious cause: equal code gave another verdict, so the verifier is not reproducible.
     elif hashes[0] == hashes[1]:
         why = (
             "ERROR: an equal hash must give an equal verdict; the verifier draws at random, or"
@@ -272,7 +275,7 @@ def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
 def source_changes(
     folder: Path, then: Mapping[str, Mapping[str, Any]], service: VerifierService
 ) -> dict[str, str]:
-    """Return a diff of the source of each verifier whose hash has changed."""
+    """Return, for each verifier whose hash has changed, a diff of its source."""
     found: dict[str, str] = {}
     for name, facts in service.describe().items():
         old = str((then.get(name) or {}).get("hash"))
@@ -302,7 +305,7 @@ def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Itera
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
     """Repeat the steps from ``start`` + 1 to ``step``; compare the results with the record."""
     run = loop.run
-    # The guard is off: it would stop the repetition of a step at which it stopped the run.
+    # The guard is off, because it would stop the replay of a step at which it stopped the run.
     loop.guard.built_in, loop.guard.rules = [], {}
     generator: Any = loop.generator
     generator.generator = OnlyTheLog(generator.generator, folder)
@@ -312,13 +315,13 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
         train_step(loop)
     if run.stop_reason is not None:
         raise KeyboardInterrupt
-    # Read before the step, because some presets change their weights at each step.
+    # Loss weights are read before the step, because some presets change their weights at each step.
     algorithm = loop.learner.algorithm
     found = [advantages_again(log, step, algorithm)]
     train_step(loop)
     found += columns_again(log, run.rollouts, range(start + 1, step + 1))
     found.append(metrics_again(folder, run.folder, start, step))
-    # Without a recorded checkpoint of this step, there is nothing to compare the weights with.
+    # Without a recorded checkpoint of this step, the repeated weights cannot be compared.
     if (folder / "checkpoints" / run.checkpoints.path(step).name).is_dir():
         run.save_checkpoint()
     return [*found, weights_again(folder, run.checkpoints.path(step))]
@@ -333,7 +336,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
     rows = sum(is_learned)
     if not rows:
         return Again("advantages", 0, 0, "the step was not finished")
-    # Used groups are recorded first; groups that dynamic sampling replaced have no advantages.
+    # The log lists used groups first, then replaced groups, which have no recorded advantages.
     num_groups, left = 0, rows
     while left:
         left -= len(recorded.groups[num_groups].completions)
@@ -364,7 +367,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
     """Compare two series of 32-bit floats bitwise."""
     if len(then) != len(now):
         return Again(name, len(then), len(then), f"{note}; {len(now)} values now")
-    # As bits: a NaN is unequal to itself, and 0.0 is equal to -0.0.
+    # Bits are compared, because as numbers NaN is unequal to itself and 0.0 is equal to -0.0.
     differ = then.view(np.int32) != now.view(np.int32)
     if differ.any():
         note += f"; by {np.nanmax(np.abs(then - now)):.3g} at most"
@@ -416,7 +419,7 @@ def _events_about(folder: Path, start: int, step: int) -> list[str]:
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {
-            # The configuration is that of the newest start, so changes at later starts count.
+            # A replay uses the newest configuration, so changes after the step count, too.
             "config_changes": at >= start,
             # environment.json describes the first start, so machine changes before the step count.
             "differences": at < step,

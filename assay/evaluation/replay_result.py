@@ -17,7 +17,7 @@ SHOWN = 20
 class Again:
     """One repeated computation. count: number of values; differ: number of values that differ.
 
-    note: size of the differences, or why values were not compared.
+    note: size of the differences, or the reason why values were not compared.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Again:
 
     @property
     def outcome(self) -> str:
-        """``equal``, ``differs``, or ``not there`` if the run recorded no value."""
+        """The outcome: ``equal``, ``differs``, or ``not there`` if the run recorded no value."""
         return "differs" if self.differ else "equal" if self.count else "not there"
 
 
@@ -47,7 +47,7 @@ class FlippedVerdict:
     text: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of text for people."""
+        """Yield the lines that describe the change of the verdict."""
         then, now = zip(self.status, map(_number, self.reward), strict=True)
         yield f"{self.completion}: {then[0]} (reward {then[1]}) then, {now[0]} ({now[1]}) now"
         labels = zip(self.verifier, self.hash, strict=True)
@@ -98,7 +98,7 @@ class ReplayResult:
             lines += [f"and {more} more: --json has them"] if more > 0 else []
         for verifier, changed in self.sources.items():
             lines += ["", f"=== what changed in {verifier} ===", changed]
-        # Each changed verdict is explained above; causes are listed for all other differences.
+        # Each changed verdict has its own reason, so causes are listed only for other differences.
         if any(one.differ for one in self.again if one.name != "verdicts"):
             lines += ["", "=== what may explain it ===", *(self.causes or [UNEXPLAINED])]
         lines += ["", "all agrees" if self.agrees else "not all agrees"]

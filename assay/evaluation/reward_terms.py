@@ -26,7 +26,7 @@ from assay.verify.expression import parse_expression
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
 # Tolerance for a sum of single-precision values.
 CLOSE = 1e-6
-# A label writes a negative weight as `name*-0.5`, an expression as `-name*0.5`.
+# A label has a negative weight as `name*-0.5`, which an expression writes as `-name*0.5`.
 _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 
@@ -80,10 +80,10 @@ class TermTable:
 
 
 def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTable:
-    """Measure the effect of each reward term on the advantages of one step, or of all.
+    """Measure the effect of each reward term on the advantages of one step, or of all steps.
 
-    Advantages use the run's group baseline and scale. Raises RunError if nothing was recorded, or
-    if no reward is a sum of terms.
+    Advantages use the run's group baseline and scale. Raises RunError if the run has no recorded
+    rollouts, or if no reward is a sum of terms.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run)
     rows = loaded.rollouts(step=step, columns=COLUMNS)
@@ -114,7 +114,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
         )
         return found_R.numpy()
 
-    # Centered by group, because advantages depend only on differences between siblings.
+    # Terms are centered by group, because advantages depend only on differences of siblings.
     spread = _centered(rewards, groups)
     real = advantages(rewards)
     facts = [
@@ -152,12 +152,12 @@ def _facts(
     without: np.ndarray,
 ) -> TermFacts:
     variance = float(spread @ spread)
-    # np.corrcoef divides by 0 for a constant series.
+    # A constant series has no correlation: np.corrcoef would divide by 0.
     differ = bool(np.ptp(real) > 0 and np.ptp(without) > 0)
     return TermFacts(
         term=name,
         mean=float(value.mean()),
-        # The covariance with the whole reward, so that the shares of all terms sum to 1.
+        # A term's covariance with the whole reward, so that the shares of all terms sum to 1.
         share=float(own @ spread) / variance if variance > CLOSE else None,
         correlation=float(np.corrcoef(real, without)[0, 1]) if differ else None,
         turned=float(np.mean(np.sign(real) * np.sign(without) < 0)),

@@ -1,4 +1,4 @@
-"""Find right answers with wrong steps: judge the reasoning of passes at milestones of a run."""
+"""Find right answers with wrong reasoning: judge the steps of passed completions at milestones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = "steps.json"
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Audited passes near one training step, in numbers of passes.
+    """Counts of audited passes (passed completions) near one training step, the milestone.
 
     step: the training step. steps: first and last training step of the audited passes. wrong:
     passes with a reasoning step below the limit. no_steps: passes in which the verifier found no
@@ -53,7 +53,7 @@ class StepAudit:
     """Result of a step audit at each milestone.
 
     below: limit of the step scores; a reasoning step with a lower score is wrong. reasons: number
-    of unjudged passes by reason.
+    of unjudged passes, by the reason in the verdict.
     """
 
     verifier: str
@@ -107,12 +107,12 @@ def audit_steps(
     """Judge the reasoning steps of randomly drawn passes; return the audit and the wrong passes.
 
     verifier: a verifier whose verdicts have `step_scores`; it replaces verifiers that rows name,
-    and judges each completion without its siblings. at: training steps; empty: the first, the
-    middle and the last. passes: maximum number of passes per milestone, one per problem, from the
-    nearest training steps. how: see `rejudge`. Raises RunError for a training step that was not
-    recorded and for a verifier without step scores.
+    and judges each completion without its siblings. at: milestones (training steps); empty: the
+    first, the middle and the last recorded step. passes: maximum number of passes per milestone,
+    one per problem, from the nearest training steps. how: see `rejudge`. Raises RunError for a
+    training step that was not recorded and for a verifier without step scores.
     """
-    # Comparisons with NaN are false, so no step would ever be wrong.
+    # Comparisons with NaN are false, so with a limit of NaN no step would ever be wrong.
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
@@ -180,9 +180,10 @@ def _milestone(
 def _draw(
     folder: Path, at: Sequence[int], passes: int, seed: int
 ) -> dict[int, list[tuple[int, str]]]:
-    """Draw the passes of each milestone, one per problem, as (training step, completion id).
+    """Draw passed completions near each milestone, at most one per problem.
 
-    Passes of the nearest training steps come first.
+    Returns pairs (training step, completion id) by milestone. Passed completions of the nearest
+    training steps come first.
     """
     rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
     steps = sorted({row["step"] for row in rows})
@@ -192,19 +193,19 @@ def _draw(
         accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
         raise RunError(message("assay run audit --at", unknown[0], accepted))
     milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
-    # A training step belongs to its nearest milestone, so that no pass is in two samples.
+    # Each training step belongs to its nearest milestone: no completion is in two samples.
     near: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         if row["status"] == "passed":
             near[min(milestones, key=lambda one: abs(one - row["step"]))].append(row)
     sample: dict[int, list[tuple[int, str]]] = {}
     for milestone in milestones:
-        # A random stream per milestone, so that another milestone does not change the sample.
+        # Each milestone has a random stream, so that adding a milestone changes no other sample.
         chance = random.Random(f"{seed} steps of {milestone}")
-        # Shuffled before the stable sort, so that passes of one training step are in random order.
+        # Rows are shuffled before the stable sort: passes of one training step are in random order.
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))
-        # One pass per problem: passes of one problem repeat the same mistakes.
+        # One pass per problem, because several passes of a problem often repeat the same mistakes.
         first: dict[str, tuple[int, str]] = {}
         for row in mixed:
             first.setdefault(row["problem_id"], (row["step"], row["completion_id"]))

@@ -1,4 +1,4 @@
-"""Open the parts that a configuration names, sample, judge and evaluate.
+"""Open a run's model, generator and verifiers; sample, judge and evaluate.
 
 `open_session` (assemble.py) opens the model, generator and verifiers of a configuration.
 `Stage` (stage.py) is the loop that every training stage shares. `evaluate` (evaluate.py) measures

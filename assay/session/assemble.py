@@ -48,7 +48,7 @@ from assay.verify.service import VerifierService
 
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
-# In commands that only evaluate, the run stops if none of this many first completions was judged.
+# A command that only evaluates stops if none of this many first completions was judged.
 GIVE_UP_AFTER = 16
 
 
@@ -65,14 +65,14 @@ class Session:
 
     @property
     def sampler(self) -> Engine | Actors:
-        """The generator of this run: the actors if there are any, else the local engine."""
+        """The generator of this run: the rollout actors if there are any, else the local engine."""
         return self.actors or self.generator
 
 
 def open_verifiers(
     config: TrainConfig, stack: ExitStack, *, actors: bool = False
 ) -> VerifierService:
-    """Start the verifiers, which check every row before a model is loaded; ``stack`` closes them.
+    """Start the verifiers, which check rows before a model is loaded; ``stack`` ends them.
 
     actors: use the configured verifier actors. Commands that open the teacher need these actors
     (`ScaleConfig.teacher_actors`).
@@ -82,7 +82,7 @@ def open_verifiers(
     for tag, expression in config.data.verifier_by_tag.items():
         parse_expression(expression, f"data.verifier_by_tag.{tag}")
     options = verifier_options(config)
-    # Workers and the actor cluster start first, so that they load while the model loads.
+    # Verifier workers and the actor cluster start first, so that both start while the model loads.
     service = open_service(
         config.verification,
         config.data.verifier,
@@ -100,7 +100,7 @@ def set_threads(config: TrainConfig) -> None:
     if threads is None:
         return
     most = THREADS_A_CORE * (os.cpu_count() or 1)
-    # torch accepts any number, but OpenMP ends the process if the system refuses the threads.
+    # torch accepts any number, but OpenMP kills the process if the system refuses the threads.
     if threads > most:
         accepted = f"at most {most} on this machine ({THREADS_A_CORE} a core)"
         raise ConfigError(message("run.threads", threads, accepted))
@@ -108,7 +108,7 @@ def set_threads(config: TrainConfig) -> None:
 
 
 def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
-    """Load the model and create the engine, with verifiers that are already open."""
+    """Load the model and create the engine; the verifiers are already open."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
@@ -135,7 +135,7 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
     )
     if tools is not None:
         generator.make_controller = tools.make_controller
-    # The run must record the slots and threads that the engine chose: they change the last bits.
+    # Slots and threads change the last bits of results, so the run records the engine's choice.
     settled = config.model_copy(update={"engine": generator.settings})
     return Session(settled, loaded, renderer, generator, verifiers)
 
@@ -158,14 +158,15 @@ def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type != "cpu"
-    # On a GPU, additional slots cost little time. On a CPU, the time grows with every slot.
+    # On a GPU, additional slots cost little time, so the default can be generous.
+    # On a CPU, the time of a step grows with every slot.
     slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
     engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
     return config.model_copy(update={"engine": engine})
 
 
 def fixed_words(session: Session) -> list[str]:
-    """Describe the settings that a resumed run must keep for equal bits, and idle slots."""
+    """Describe the settings that a resumed run must keep for equal results, and idle slots."""
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     notes = [
@@ -202,7 +203,7 @@ def samples(config: TrainConfig) -> bool:
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -> int | None:
-    """Return the maximum prompt length: the configured limit, or the context less a completion."""
+    """Return the maximum prompt length, by default the context minus ``sampling.max_tokens``."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
@@ -251,7 +252,7 @@ def read_problems(
     reader.check_names(len(train))
     parts.finish(train)
     refuse_unjudgeable(train, verifiers, "training rows")
-    # A pairwise judge brings a check of its own; it needs no reward function, so none is tried.
+    # A pairwise judge has its own check of rows and uses no reward function, so none is tried.
     tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     report = check_overlap(
@@ -287,7 +288,7 @@ def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return the check of training problems: that of the verifiers, and the checks of a reward."""
+    """Return a function that raises VerifierError for a training problem with no valid reward."""
     options = config.verification.options
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
         refuse_measures(expression, options, "data.verifier")
@@ -305,7 +306,7 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 
 
 def dropped_parts(expression: str) -> tuple[str, str] | None:
-    """Return (accepted, remedy) if credit by steps would ignore a term of a reward, else None.
+    """Return (accepted values, remedy) if step credit would ignore a term of a reward, else None.
 
     Step credit compares each step with the other steps of the group. Completion rewards compare
     completions. No single baseline fits the sum of a step score and a completion score.
@@ -390,7 +391,7 @@ class Rendering(Protocol):
 
 
 def fit_heldout(heldout: Sequence[Problem], session: Rendering) -> Sequence[Problem]:
-    """Apply the length check of `fit_problems` to held-out problems."""
+    """Apply the prompt length check of `fit_problems` to held-out problems."""
     if not isinstance(heldout, RowSet):
         return heldout
     return keep_fitting(heldout, session.renderer, session.config.data.on_bad_row)
@@ -410,7 +411,7 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
                 raise ConfigError(message("data.verifier", expression, *complaint))
         _check_critic(config, config.rl, row)
         if not config.rl.max_refills:
-            # Without refills, no group is replaced: uniform groups stay in the batch.
+            # Without refills, dynamic sampling replaces no group: uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
     if row.trust_region is not None and config.scale.num_followers:
         found, accepted = f"{config.scale.learner_ranks} with a trust region", "1"
@@ -443,7 +444,7 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
     Truncated tokens could never lose probability; the remaining tokens could only gain it.
     """
-    # Ratios, KL and importance weights would compare two different distributions.
+    # With truncation, ratios and KL would compare the full with the truncated distribution.
     for key in ("top_k", "top_p", "min_p"):
         found, default = getattr(sampling, key), SamplingConfig.model_fields[key].default
         if found != default:
@@ -473,7 +474,7 @@ def choose_layout(
     """Check that packed shared prompts match plain ones, and choose the layout for this run.
 
     The probe uses the lengths of the first prompts, and half of the longest completion. beside: a
-    second model that scores the same batches as the policy, such as a teacher.
+    second model, such as a teacher, that scores the policy's batches.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     prompts = [session.renderer.render(problem).tokens for problem in first]
@@ -481,7 +482,8 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        # Few completions reach the limit. The assumed length affects only the speed.
+        # Few completions reach the limit, so half of the limit is assumed.
+        # The assumed completion length affects only the speed, not the results.
         completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,

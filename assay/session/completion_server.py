@@ -30,11 +30,11 @@ from assay.model.load import ModelOutline
 from assay.session.server_generator import Ask, ServerGenerator
 from assay.types import Completion, FinishReason, Floats, Problem, Prompt, Tokens
 
-# Seconds to wait before the second attempt; each further wait is twice as long.
+# Seconds to wait before the second attempt of a request; each further wait is twice as long.
 BACKOFF = 0.5
 # Time limit of a request with all its attempts, as a multiple of the limit of one attempt.
 MOST_TIMES = 3.0
-# Maximum bytes of a reply: for the text and log-probability of a token, and for all other fields.
+# Maximum bytes of a reply: per token (text and log-probability), and for all other fields.
 BYTES_A_TOKEN, BYTES_A_REPLY = 1024, 2**20
 PROBED_TOKENS = 8
 ACCEPTED = (
@@ -72,7 +72,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Served:
-    """A model's name on a server. context_length: None if the server does not report it."""
+    """A model's name on a server.
+
+    context_length: context length in tokens; None if the server does not report the length.
+    """
 
     name: str
     context_length: int | None
@@ -82,8 +85,9 @@ class Served:
 class ServerReply:
     """A parsed reply of the completions endpoint.
 
-    tokens, logprobs: None if the reply lacks them. num_tokens: length of the completion.
-    stopped_by: stop string that ended the completion; None: the completion ended by itself.
+    tokens, logprobs: token ids and log-probabilities; None if missing in the reply. num_tokens:
+    length of the completion. stopped_by: stop string that ended the completion; None: the
+    completion ended by itself.
     """
 
     text: str
@@ -99,12 +103,12 @@ class ServerReply:
 class CompletionServer(ServerGenerator):
     """Generator that samples from a server, with token ids if the server returns them.
 
-    The sampling distribution is that of the configuration. Greedy completions equal those of the
-    engine if the server computes the same logits. The seed of a request depends on the problem, the
-    draw and the sibling's index. A repeated request therefore gives the same completion, if the
-    server respects seeds.
+    Requests ask for the sampling distribution of the configuration, not the server's defaults.
+    Greedy completions equal those of the engine if the server computes the same logits. The seed of
+    a request depends on the problem, the draw and the sibling's index. A repeated request therefore
+    gives the same completion, if the server respects seeds.
 
-    Call `check` before the first completion.
+    Callers must call `check` before the first completion.
     """
 
     def __init__(
@@ -154,7 +158,7 @@ class CompletionServer(ServerGenerator):
                 raise ConfigError(message(f"sampling.{key}", found, "none"))
 
     def _check_first(self, reply: ServerReply, prompt: Prompt) -> None:
-        """Raise ConfigError if the server read another prompt, or has another tokenizer."""
+        """Raise ConfigError if the server changed the prompt's tokens, or has another tokenizer."""
         length = len(prompt.tokens)
         # A server that adds a BOS or applies a template would sample from another prompt.
         if reply.num_prompt is not None and reply.num_prompt != length:
@@ -205,7 +209,7 @@ class CompletionServer(ServerGenerator):
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
         assert self.offer is not None
-        # Without this error, only some completions of an evaluation would have tokens.
+        # Without this error, some completions of an evaluation would have tokens and others none.
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
         if max(reply.tokens or [0]) >= self._outline.vocabulary:
@@ -223,7 +227,7 @@ class CompletionServer(ServerGenerator):
         if reason == "eos" and (not len(tokens) or int(tokens[-1]) not in ends):
             if not ends:
                 return Completion.from_text(reply.text, name, prompt.think, len(tokens), reason)
-            # Some servers omit the end token.
+            # Some servers omit the end token from the reply.
             tokens = np.append(tokens, np.int32(ends[0]))
         behavior, sampled = _behavior(reply, tokens, sampling), np.ones(len(tokens), np.bool_)
         tokenizer = self._outline.tokenizer
@@ -292,7 +296,7 @@ def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterat
 def find_served(config: ServerConfig, model: ModelConfig) -> Served:
     """Return the model's name and its context length, as the server lists them.
 
-    Raises ConfigError if the server does not list the model, or does not reply.
+    Raises ConfigError if the server does not list the model or sends no reply.
     """
     where, read = f"server.url {config.url}", lambda body: body
     with open_client(config, "models") as client:
@@ -302,7 +306,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
             raise ConfigError(message(where, trouble.detail, ACCEPTED)) from None
     listed = _tables(said.get("data") if isinstance(said, dict) else None)
     names = {str(one.get("id")): one for one in listed}
-    # On a server, the name of the base model means the model without the adapter.
+    # On a server, the base model's name selects the model without the adapter.
     own = model.adapter or model.path
     wanted = config.model or own
     # A server with one model often lists it under a path or an alias.
@@ -352,7 +356,7 @@ def finish_of(reply: ServerReply) -> FinishReason:
 
 
 def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] | None]:
-    """Return token ids and log-probabilities in a choice; None if the reply lacks them.
+    """Return the token ids and log-probabilities of a choice; None for missing fields.
 
     ``token_ids`` is vLLM's. llama.cpp gives ids with its log-probabilities. Raises EndpointFailure
     for invalid ids.
@@ -387,7 +391,7 @@ def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> F
     if sampling.temperature == 0:
         return np.zeros(len(tokens), np.float32)
     plain = sampling.temperature == 1 and not sampling.top_k and not sampling.min_p
-    # Without truncation and at temperature 1 both distributions are the same.
+    # At temperature 1 without truncation, the model's distribution is the sampled distribution.
     known = reply.logprobs is not None and len(reply.logprobs) == len(tokens)
     if not known or not plain or sampling.top_p != 1:
         return np.zeros(0, np.float32)

@@ -1,7 +1,7 @@
 """Consent to dangerous settings of a foreign run's configuration (docs/security.md).
 
 A run's configuration can name Python code to import, servers to contact and folders to write.
-Commands that read these keys require consent, unless the run is the user's own.
+A command that reads a key of this kind requires consent, unless the run is the user's own.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def open_config(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> TrainConfig:
-    """Load a run's configuration; raises RunError if it needs consent and has none.
+    """Load a run's configuration; raises RunError if a setting needs a consent that was not given.
 
-    used: keys and sections that the command reads; None: all. overrides: the user's values; they
+    used: keys and sections that the command reads; None: all. overrides: the user's values, which
     replace configured values and need no consent. allow: Python names that may be imported.
     """
     path = config_of(run)
@@ -56,7 +56,7 @@ def open_config(
     for section in (config.model, config.teacher):
         key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
         if section is not None and section.trust_remote_code and counts(key):
-            # The user must write this consent: a run that grants it would defeat the question.
+            # Only the user may consent to remote code: a foreign run must not grant itself consent.
             remedy = f"read the model's code, then add --set {key}=true"
             accepted = "false: a run cannot grant this consent"
             raise RunError(message(f"{path} {key}", "true", accepted, remedy))
@@ -77,7 +77,7 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     that names no code."""
     for key, source in _sources(config):
         name = python_name(source)
-        # Names in `assay.` need no consent: only sources that Assay declares can be opened.
+        # Names under `assay.` need no consent: only data sources that Assay declares can be opened.
         if name and not name.startswith("assay."):
             yield key, name
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
@@ -94,10 +94,10 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.tools.unsafe_no_sandbox:
         yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)
-    # Remote machines receive the user's code.
+    # The remote machines of a cluster receive the user's code.
     if config.scale.num_actors and config.scale.address is not None:
         yield "scale.address", ""
-    # The server receives text and an API key.
+    # The teacher's server receives text and an API key.
     if config.teacher is not None and config.teacher.url is not None:
         yield "teacher.url", ""
     # The run writes the teacher's logits to this folder.

@@ -77,7 +77,7 @@ def sample_and_judge(
 
 
 class _JudgingReturned:
-    """Judging session for groups of a server: completions that failed are *not judged*."""
+    """Judging session for a server's groups: missing completions are *not judged*."""
 
     def __init__(self, judging: Judging) -> None:
         self._judging = judging
@@ -142,12 +142,13 @@ class Evaluation:
 
     pass_at: unbiased estimate of pass@k by k. Every k uses the same problems: those with enough
     judged completions for the largest k. The largest k is chosen so that at least half of all
-    problems have enough judged completions. pass_at_problems: number of problems in pass_at.
+    problems have enough judged completions. pass_at_problems: number of problems over which pass_at
+    is estimated.
 
-    majority: share of problems whose most frequent answer is right; a tie counts in part. Answers
-    that the verifier considers equal, such as 1/2 and 0.5, share their votes. If the verifier
-    compares no answers, votes are counted by extracted text. majority is None for single samples,
-    or if no answer was extracted.
+    majority: share of problems whose most frequent answer is right; in a tie, the share of tied
+    answers that are right. Answers that the verifier considers equal, such as 1/2 and 0.5, count as
+    one answer. If the verifier compares no answers, votes are counted by extracted text. majority
+    is None with one sample per problem, or if no answer was extracted.
 
     by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
     num_problems and mean_tokens of each think mode, if the prompts have several modes. by_source:
@@ -231,7 +232,7 @@ def evaluate(
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
-    # Problems are sampled in parts, so that memory stays bounded for any number of problems.
+    # Problems are sampled in chunks, so that memory stays bounded for any number of problems.
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
@@ -404,7 +405,7 @@ class _Tally:
 
 @dataclass
 class _Part:
-    """Results of one source in one think mode: shares by problem, and completion lengths."""
+    """Results of one source in one think mode: pass rates by problem, and completion lengths."""
 
     shares: dict[str, float] = field(default_factory=dict[str, float])
     lengths: list[int] = field(default_factory=list[int])

@@ -45,15 +45,15 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
     """Finished completions of one evaluation command, by problem set and id.
 
     facts: settings that the completions depend on. The file is created with the first completion
-    and removed when the context ends without an exception. Raises RunError for a file with other
-    facts.
+    and removed when the context ends without an exception. Raises RunError for a file that was
+    written with other facts (settings).
     """
 
     def __init__(self, out: Path, facts: Mapping[str, Any]) -> None:
         self.path = out.with_name(f"{out.name}.part")
-        # As they are read back from a file: JSON turns tuples into lists.
+        # JSON turns tuples into lists, so facts are converted to compare them with those of a file.
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-        # Byte offset of each row. The rows stay on disk, because there may be millions.
+        # The rows stay on disk, because there may be millions; memory holds their byte offsets.
         self._places: dict[tuple[str, str], int] = {}
         self._size = 0
         self._file: BinaryIO | None = None
@@ -99,7 +99,7 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            # No `with` block: `__exit__` closes the file.
+            # The file is opened without a `with` block, because `__exit__` closes the file.
             self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
             # Cut off the incomplete last line that a kill leaves.
             self._file.truncate(self._size)
@@ -126,7 +126,7 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
 class ResumableGenerator:
     """Wrapper of a generator that logs each completion, and samples only missing ones.
 
-    part: name of the problem set; ids are unique within it.
+    part: name of the problem set; ids are unique only within one problem set.
     """
 
     def __init__(self, generator: Any, log: EvaluationLog, part: str = "") -> None:
@@ -156,7 +156,10 @@ class ResumableGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return one group per problem. A completion that failed before is sampled again."""
+        """Return one group per problem.
+
+        A logged completion that the server failed to return is sampled again.
+        """
         prompts = {problem.group_id: self.generator.render(problem) for problem in problems}
         numbers = range(first_sibling, first_sibling + group_size)
         found: dict[str, Group] = {}
@@ -201,7 +204,8 @@ class ResumableGenerator:
             self.generator.generate(problems, sampling, len(numbers), numbers.start, keep)
             return
         fresh: dict[str, Completion] = {}
-        # Sibling by sibling: a call samples consecutive siblings, and a kill may leave any gaps.
+        # Missing siblings are sampled one by one: a call samples consecutive siblings, and a kill
+        # may leave gaps anywhere in a group.
         for number in lacking:
             for group in self.generator.generate(problems, sampling, 1, number, keep):
                 fresh |= {one.id: one for one in group.completions}

@@ -41,8 +41,8 @@ def judge(
     completions: rows, or a file of rows. Each row has a ``completion`` and the keys that its
     verifier reads, such as ``answer``. verifier: verifier of rows that name no verifier; a name, a
     sum, ``package.module:function`` or a function. num_workers: worker processes. deadline: seconds
-    per completion. options: verifier options, such as ``{"math": {"tolerance": 0.01}}``. allow:
-    Python code that rows may name as their verifier.
+    per completion. options: options by verifier name, such as ``{"math": {"tolerance": 0.01}}``.
+    allow: Python code that rows may name as their verifier.
 
     Columns: id, score, reward, components, status, reason, extracted, detail, verifier, seconds. A
     verdict that is ``not_judged`` has no score and no reward. Raises DataError for an unreadable
@@ -79,7 +79,7 @@ def judged_rows(
                 check_spec(problem, partial(refuse_siblings, service))
                 ids[number] = problem.id
                 yield problem, completion
-        # Raised later: the verdicts of the rows before the malformed row must come first.
+        # The error is raised later: verdicts of the rows before the malformed row must come first.
         except DataError as error:
             failure.append(error)
 

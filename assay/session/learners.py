@@ -26,7 +26,7 @@ def rl_learner(
     layout: LayoutChoice,
     teacher: AnyTeacher | None = None,
 ) -> PolicyLearner:
-    """Return the RL learner of one process. row: preset, as `for_generator` returns it."""
+    """Return the RL learner of one process. row: algorithm preset that `for_generator` returned."""
     rl = config.rl
     assert rl is not None
     start = None
@@ -40,7 +40,7 @@ def rl_learner(
         make_passes(config, loaded, max(1, total - waits), *forward, ranks=ranks),
         row,
         total_steps=total,
-        # The guard's limit on the KL needs a reference, even if the loss has no KL.
+        # The guard's limit on the KL needs a reference model, even if the loss has no KL term.
         keep_reference=config.guard.max_kl is not None,
         teacher=teacher,
         critic=config.critic,

@@ -84,7 +84,7 @@ def verdicts_of(
     failures: list[list[Comparison]] = [[] for _ in range(num_completions)]
     for (first, second), comparison in comparisons.items():
         if comparison.points is None:
-            # A failed comparison is no loss: it says nothing about either completion.
+            # A failed comparison is no loss, because it says nothing about either completion.
             failures[first].append(comparison)
             failures[second].append(comparison)
         else:

@@ -36,7 +36,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
     if scale.rollout_actors is None:
         if facts is None:
             return session
-        # vLLM starts processes of its own; the mark finds them if the command is killed.
+        # vLLM starts child processes, which the mark identifies if the command is killed.
         mark = WorkerMark(new_family(), "vllm")
         stack.enter_context(watched(mark))
         vllm = VllmEngine(
@@ -62,7 +62,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         context_length=loaded.context_length,
         tools=tool_settings(config).model_copy(update={"corpus": corpus}),
         in_chat=session.renderer.template == "chat",
-        # Actors import the user's modules from the same folders; "" is the working directory.
+        # Actors import the user's modules from this process's folders; "" is the working directory.
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,
     )
@@ -96,7 +96,7 @@ def open_learner_ranks(
         return ALONE
     device = session.loaded.device.type
     if device != "cpu" or config.scale.gpus_per_actor:
-        # Ray does not know that the command uses a GPU, and would assign it to another rank, too.
+        # Ray does not see that this process uses a GPU, and would give that GPU to another rank.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
         accepted = "1 on a GPU: several ranks are supported on CPUs only"
         raise ConfigError(message("scale.learner_ranks", found, accepted))

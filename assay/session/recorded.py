@@ -1,4 +1,4 @@
-"""Recorded groups of a run, with the problems that the run's sources contain today."""
+"""Recorded groups of a run, with their problems read again from the run's sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def recorded_groups(
 ) -> Iterator[tuple[int, list[Judged] | None]]:
     """Yield (step, groups with verdicts) of a run; None instead of groups for an unreadable shard.
 
-    steps: steps to read; None: all. A problem that the sources no longer contain has an empty id.
+    steps: steps to read; None: all. If the sources no longer contain a problem, the problem of its
+    group has an empty id.
     """
     # The log holds no answers, so the problems are read from the run's sources.
     wanted: set[str] = set()

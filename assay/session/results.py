@@ -29,8 +29,8 @@ from assay.types import Group, Verdict
 class TrainResult:
     """Outcome of a run.
 
-    before, after: first and last held-out evaluation, one row per temperature. gains: gain at each
-    temperature, paired by problem; None if a gain cannot be computed.
+    before, after: first and last held-out evaluation, each with one row per temperature. gains:
+    gain in held-out accuracy at each temperature, paired by problem; None if unknown.
     """
 
     run: str
@@ -83,7 +83,7 @@ class TrainResult:
                 lines.append(f"  with think {mode}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
-            # With the patience unchanged, early stopping would end the resumed run at once.
+            # With unchanged patience, early stopping would end the resumed run at once.
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
             lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)
@@ -160,7 +160,10 @@ class SampleResult:
 
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
-    """Return a completion with its verdict as plain values. verdict: None if it was not judged."""
+    """Return a completion with its verdict as plain values.
+
+    verdict: the completion's verdict; None if the completion was not judged.
+    """
     completion = group.completions[index]
     return {
         "id": completion.id,
@@ -182,7 +185,7 @@ def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> I
     """Yield JSON lines with the spec of the problem, so that ``assay verify`` can judge them."""
     for index, verdict in enumerate(verdicts):
         row = {**group.problem.spec, **describe_sample(group, index, verdict), **columns}
-        # A spec may come from a Parquet file and hold dates, which JSON lacks.
+        # A spec may come from a Parquet file and hold dates, which JSON writes as text.
         yield json.dumps(row, default=str) + "\n"
 
 

@@ -43,7 +43,7 @@ class RewardFunction:
         self.expression = expression
         self.not_judged = not_judged
         self._columns, self._think = dict(columns), ThinkFormat(think)
-        # TRL logs rewards by the `__name__` of the function.
+        # TRL logs rewards under the `__name__` of the function, so each instance needs a name.
         self.__name__ = "+".join(term.name for term in parse_expression(expression))
         self._warned = False
         self._any_row_was_good = False
@@ -117,7 +117,7 @@ class RewardFunction:
         good = [one for one in problems if isinstance(one, Problem)]
         bad = [one for one in problems if not isinstance(one, Problem)]
         self._any_row_was_good |= bool(good)
-        # A wrong column name fails on every row: training would go on without any reward.
+        # A wrong column name fails on every row: without an error, training would get no rewards.
         if bad and not self._any_row_was_good:
             raise bad[0]
         if bad and not self._warned:
@@ -141,7 +141,7 @@ class RewardFunction:
         return verdicts
 
     def _problem(self, prompt: Any, row: Mapping[str, Any]) -> Problem | DataError | VerifierError:
-        """Return the problem of a row, or the error of an invalid row."""
+        """Return the problem of a row, or the error if the row is invalid."""
         plain = {key: value for key, value in row.items() if isinstance(value, _PLAIN)}
         keys = {self._columns.get(key, key): value for key, value in plain.items()}
         if isinstance(answer := keys.get("answer"), str):
@@ -233,7 +233,7 @@ def _plain_prompt(prompt: Any) -> Any:
         return prompt or "(not given)"
     turns = [{"role": one["role"], "content": _content_text(one.get("content"))} for one in prompt]
     while len(turns) > 1 and turns[-1]["role"] == "assistant":
-        # A trailing assistant turn is a prefill, which no prompt of a row has.
+        # A trailing assistant turn is a prefill, which the prompts of rows must not have.
         turns.pop()
     return turns
 

@@ -24,12 +24,13 @@ from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Job
 
 MOST_ROWS = 10_000
-# Number of rows, spread over the whole set, that go first: the time limit may end the trial.
+# Number of rows, spread over the whole set, that are tried before all other rows.
 SPREAD = 64
 # Concurrent calls.
 WINDOW = 256
 MOST_SUSPECTS = 16
-# Number of answers from other rows. A row that fails with all of these answers is at fault.
+# Number of answers from other rows with which a failed row is tried again.
+# A row that fails with all these answers is at fault, not the row's own answer.
 PROOFS = 4
 PLAIN = "42"
 """Completion for rows without an answer."""
@@ -51,8 +52,8 @@ class Asked(NamedTuple):
 class Found:
     """Results of one reward function.
 
-    worked: some answers that the function judged. failed: failed calls with the error. certain:
-    errors by row, for rows on which the function fails with every completion.
+    worked: some answers that the function judged without an error. failed: failed calls with the
+    error. certain: errors by row, for rows on which the function fails with every completion.
     """
 
     scores: list[float] = field(default_factory=list[float])
@@ -113,9 +114,9 @@ def try_rewards(
             one.certain |= trial.prove(one)
     finally:
         timer.cancel()
-        # Calls of the trial must not count in the metrics of the first step.
+        # Calls of the trial must not count in the metrics of the first step, so counters are reset.
         verifiers.take_metrics()
-    # Faulty rows stay: the number of tried rows depends on the machine, and the data must not.
+    # Faulty rows stay in the data: how many rows are tried depends on the machine's speed.
     stop = data.on_bad_row == "stop"
     said = [(name, one) for name, one in found.items() if one.scores or one.failed]
     return [one.line(name, rows, what, stop) for name, one in said]
@@ -141,7 +142,7 @@ class _Trial:
                 yield Asked(row, reward, is_first, answer_of(problem))
 
     def prove(self, found: Found) -> dict[int, str]:
-        """Return {row: error} for rows that fail with every answer that other rows accept."""
+        """Return {row: error} for rows that fail with every tried answer from working rows."""
         # The cause of a failure may be the answer and not the row.
         # Only a row that fails with answers that worked on other rows is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]

@@ -105,7 +105,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         own = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
         tree = own.model_dump(exclude_none=True)
     place = str(checkpoint or model)
-    # The configured revision belongs to the run's base model, not to the named model.
+    # The run's `model.revision` selects a revision of its base model, not of the named model.
     if tree["model"].get("path") != place:
         tree["model"] = {**tree["model"], "path": place}
         tree["model"].pop("revision", None)
@@ -115,7 +115,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     tree["data"] = data
     # Evaluation settings refer to the run's held-out problems, which this command does not load.
     tree.pop("evaluation", None)
-    # The cluster and the server of the training may be gone, or may cost money.
+    # The training's cluster and server may be gone or cost money, so this command ignores both.
     tree["scale"], tree["server"] = {}, {}
     if (actors := options.get("actors")) is not None:
         tree["scale"]["rollout_actors"] = actors
@@ -148,10 +148,10 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
 def _sampling_of_parts(
     parts: Mapping[str, Mapping[str, Any]], options: SamplingOptions
 ) -> dict[str, dict[str, Any]]:
-    """Return the sampling settings of a mixture's parts, without those that the user set.
+    """Return the sampling settings of a mixture's parts, without settings that the user set.
 
-    A part's settings apply to rows with the part's tag. Sources and weights belong to training and
-    are omitted; verifiers are in ``verifier_by_tag``.
+    A part's settings apply to rows with the part's tag. Sources and weights of parts belong to
+    training and are omitted; the verifiers of parts are in ``verifier_by_tag``.
     """
     given = {one.partition("=")[0].strip() for one in several(options.get("overrides", ()))}
     kept = [
@@ -161,7 +161,7 @@ def _sampling_of_parts(
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return the checkpoint folder of a run's name and print it; None for other model names.
+    """Return and print the checkpoint folder that a run's name selects; None for other models.
 
     Raises the errors of `find_checkpoint`.
     """

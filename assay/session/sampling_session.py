@@ -25,7 +25,8 @@ from assay.verify.service import VerifierService
 class Sampler(Generator, Protocol):
     """Generator for commands that only sample.
 
-    render: makes the `Prompt` of a problem; may be replaced. watch: progress callback.
+    render: makes the `Prompt` of a problem; callers may replace the attribute. watch: progress
+    callback.
     """
 
     # Typed Any, because `render` is an attribute of some generators and a property of others.
@@ -37,7 +38,7 @@ class Sampler(Generator, Protocol):
 class SamplingSession:
     """Opened renderer, generator and verifiers of a command that only samples.
 
-    loaded: None if a server runs the model.
+    loaded: the local model; None if a server runs the model.
     """
 
     config: TrainConfig
@@ -58,7 +59,7 @@ def open_sampling(
     """
     if config.server.url is not None:
         return _open_server(config, verifiers)
-    # Without training there is no next step to sample ahead.
+    # A command that only samples has no training step, so nothing can be sampled ahead.
     scale = config.scale.model_copy(update={"steps_ahead": 0})
     session = open_session(config.model_copy(update={"scale": scale}), verifiers)
     session = on_actors(session, stack)
@@ -78,7 +79,7 @@ def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> Non
     if config.server.url is None:
         return
     where, sampling, tools = "server.url", config.sampling, config.tools
-    # A server samples whole completions: nothing can stop it at a token to inject others.
+    # A server samples whole completions, so no tokens can be injected into a completion.
     asked = [*tools.names, *filter(None, [tools.environment])]
     pairs = [(sampling, None)]
     pairs += [(config.sampling_of(one.tags, sampling), one.effort) for one in problems]

@@ -77,7 +77,7 @@ class ServerGenerator:
                     [pool.submit(self._tried, ask, problem, prompt, n) for n in numbers]
                     for problem, prompt in zip(problems, prompts, strict=True)
                 ]
-                # In the order of the problems, so that output files do not depend on timing.
+                # Groups end in the order of the problems: output files must not depend on timing.
                 for problem, prompt, futures in zip(problems, prompts, asked, strict=True):
                     siblings = tuple(
                         self._received(future, f"{problem.group_id}/{n}", prompt.think)
@@ -92,7 +92,7 @@ class ServerGenerator:
                     if self.watch is not None:
                         self.watch(stats)
             finally:
-                # Requests in progress are awaited; after an error, no request is retried.
+                # Requests in progress are awaited on exit, but no failed request is retried.
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         return groups
@@ -101,7 +101,7 @@ class ServerGenerator:
         """Do nothing: a client of a server holds no memory of a device."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Raise NotImplementedError, because a server has its own weights."""
+        """Raise NotImplementedError, because a server samples with its own weights."""
         raise NotImplementedError("a server is not given weights")
 
     def _tried(
@@ -122,8 +122,8 @@ class ServerGenerator:
             return reply
         self.no_replies.append(reply.detail)
         self._in_a_row += 1
-        # No request has worked yet, so the address or the model is probably wrong.
-        # A command must then fail after seconds, not after all rows.
+        # If no request has worked yet, the address or the model is probably wrong.
+        # The command must then fail after seconds, not after trying all rows.
         if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
             first = f"the first {self._in_a_row} requests"
             raise ModelError(f"{self.where}: no reply to {first}: {reply.detail}")

@@ -75,9 +75,9 @@ class Stage:
 class FirstLook:
     """Preview of a stage: its first problem, notes, and the models that need memory.
 
-    teacher: model that scores completions, if any. asked: numbers of tokens, per file of the cache,
-    that the teacher scores before the first step. lean: whether the probe verified the lean forward
-    path. work: token counts of a stage that trains on fixed rows.
+    teacher: teacher model that scores completions, if the stage has one. asked: number of tokens
+    that the teacher scores before the first step, for each cache file. lean: whether the probe
+    verified the lean forward path. work: token counts of a stage that trains on fixed rows.
     """
 
     problem: Problem
@@ -115,7 +115,7 @@ def open_run(
     end_startup()
     verifiers = None
     if session is not None and not stage.replay:
-        # Rows may name verifiers that were loaded late; a resumed run compares their versions, too.
+        # Rows may name verifiers that a run loads late; a resumed run also compares their versions.
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
         verifiers = session.verifiers.describe(filter(session.verifiers.allows, used))
     if stage.resume is not None:
@@ -142,7 +142,7 @@ def open_run(
         session.verifiers.listen(run.event)
         if session.actors is not None:
             session.actors.on_event = run.event
-    # A replay runs in a temporary copy, which no report or tracker should show.
+    # A replay runs in a temporary copy of the run, which no report or tracker should show.
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
@@ -171,7 +171,7 @@ class OnPolicy:
     def start(
         self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
     ) -> tuple[Run, Draws, RunGenerator, RunVerifiers]:
-        """Open the run and attach its parts; return (run, curriculum, generator, verifiers)."""
+        """Open the run and attach saved objects; return (run, curriculum, generator, verifiers)."""
         run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
         for note in notes:
             run.note(note)
@@ -193,7 +193,7 @@ def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)
     session = open_session(config, verifiers)
-    # Samples of vLLM or of a step ahead need importance weights, which a replay recomputes.
+    # Samples from vLLM or from sampling ahead need importance weights, which a replay recomputes.
     if stage.replay:
         by_engine = config.scale.generator == "engine"
         session.generator.exact = by_engine and not config.scale.steps_ahead
@@ -216,7 +216,7 @@ def attach_sampling(
     judge: Any = None,
     **parts: Any,
 ) -> tuple[Draws, RunGenerator, RunVerifiers]:
-    """Attach the parts of a sampling run, restore them on resume, and load the policy.
+    """Attach the saved objects of a sampling run, restore their state on resume, load the policy.
 
     tested: results of `try_verifiers`. judge: a judge that replaces the session's verifiers. parts:
     further objects to save in checkpoints.
@@ -256,7 +256,7 @@ def report_if_possible(folder: Path) -> None:
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
-    """Yield the number of each step until the run ends or must stop.
+    """Yield the number of each training step until the run is complete or must stop.
 
     Held-out problems are evaluated before the first step, when due, and after the last step. The
     guard is checked after each evaluation and each step.
@@ -265,7 +265,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
 
     def evaluate_and_ask() -> None:
         evaluate_now()
-        # Rules of the guard read held-out accuracy, so a check follows each evaluation.
+        # Rules of the guard read held-out accuracy, so the guard is checked after each evaluation.
         if run.step:
             guard.check(run)
 
@@ -342,8 +342,8 @@ def _evaluate_at(
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
     """Test the built-in verifiers in use on a sample of their labelled rows.
 
-    Raises VerifierError for a wrong verdict, because a run must not learn from wrong verdicts.
-    Results are cached for later stages of this process.
+    Raises VerifierError if a verdict differs from the row's label, because a run must not learn
+    from wrong verdicts. Results are cached for later stages of this process.
     """
     described = service.describe()
     asked = [
@@ -355,8 +355,8 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     ]
     if not asked:
         return []
-    # The labels assume default options of rows.
-    # So only options that a row cannot set are taken from the configuration.
+    # Labels assume the defaults of options that a row can set.
+    # So only options that no row can set are taken from the configuration.
     options = {
         name: {
             field.name: config.verification.options[name][field.name]
@@ -403,10 +403,10 @@ def verifiers_of(run: Path) -> list[str]:
 def warn_of_cold_start(run: Run) -> None:
     """Warn if the first step has too few correct completions to reinforce."""
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
-    # Pairwise verdicts rank siblings, so their share is no pass rate.
+    # Pairwise verdicts rank siblings, so the share of passed completions is no pass rate.
     if passed is None or (settings is not None and settings.judge == "pairwise"):
         return
-    # With a teacher, wrong completions give a signal, too.
+    # With a teacher, wrong completions also give a learning signal, so there is no warning.
     if run.config.teacher is not None:
         return
     floor, cut = LIMITS["COLD_START_FLOOR"], run.metrics.get("length/truncated")

@@ -28,7 +28,7 @@ Logged = tuple[Group, tuple[Verdict, ...]]
 
 
 class StepLog:
-    """Rollout log of the current step, read once per step."""
+    """Logged groups and verdicts of the current step, which are read only once per step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -104,13 +104,13 @@ class RunGenerator:
                 rest = (sampling, group_size, first_sibling, on_group)
                 if cutoff is None:
                     return self._sample(problems, *rest)
-                # Nothing is reused: the cutoff's metrics count the tokens of discarded groups.
+                # No logged group is reused, because the cutoff's metrics count discarded tokens.
                 groups = cutoff.first(self.generator.generate(problems, *rest, cutoff=cutoff))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]
                 self._run.put_back = PutBack(late, cutoff.tokens)
                 return groups
-            # Logged problems have no answers, so the drawn problems take their place.
+            # Logged problems have no answers, so the drawn problems replace the logged problems.
             groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
@@ -133,12 +133,12 @@ class RunGenerator:
         the bits of a completion depend on its batch neighbors, all groups are sampled again.
         """
         rest = (sampling, group_size, first_sibling)
-        # A reused completion would change the neighbors and so the bits of the others.
+        # A reused completion leaves the batch, which would change the bits of sampled completions.
         if not getattr(self.generator, "independent", True):
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled
         log.turn_to(self._run.step + 1, self.policy_version)
-        # Whole groups come from the log here; the engine itself reuses single finished completions.
+        # Only whole groups are taken from the log here; the engine itself reuses completions.
         siblings = range(first_sibling, first_sibling + group_size)
         found = {one.group_id: log.whole(one, siblings) for one in problems}
         missing = [one for one in problems if found[one.group_id] is None]
@@ -185,8 +185,8 @@ def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
 class RunVerifiers:
     """Verifiers that reuse logged verdicts, timed as ``time/verify``.
 
-    describe: returns version and hash of each verifier so far. Rows may name further verifiers. The
-    run records these facts before the verdicts.
+    describe: returns version and hash of each verifier that was loaded so far. Rows may name
+    further verifiers. The run records versions and hashes before the verdicts.
     """
 
     def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:

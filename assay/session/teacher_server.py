@@ -31,11 +31,12 @@ Step = dict[int, float]
 
 # Time limits in seconds: of one request, and of one request with all its retries.
 SECONDS, ALL_SECONDS = 600.0, 1700.0
-# Seconds before the second attempt. Each further wait is twice as long, over a minute in total.
+# Seconds to wait before the second attempt of a request.
+# Each further wait is twice as long; all waits together exceed a minute.
 BACKOFF = 1.0
 # Maximum bytes of a response, which has about 75 bytes per top-k token and position.
 MAX_BODY = 2**30
-# The server must confirm the text of NUM_NAMED tokens, NUM_LAST of them the vocabulary's last.
+# Number of tokens whose text the server must confirm; NUM_LAST are the vocabulary's last ones.
 NUM_NAMED, NUM_LAST = 256, 32
 # Tolerance for the sum of probabilities from a float32 softmax.
 SLACK = 1e-3
@@ -144,11 +145,11 @@ class ServerTeacher(TeacherElsewhere):
             )
             raise ConfigError(message("teacher.path", found, accepted))
         longest = names.get(self._config.path, {}).get("max_model_len")
-        # The completions API samples at least one token, which needs a position in the context.
+        # The completions API samples at least one token, so the text must leave one free position.
         return longest - 1 if type(longest) is int else None
 
     def _check_tokens(self, tokenizer: Any) -> None:
-        """Raise ConfigError if the server returns too few log-probabilities or other tokens."""
+        """Raise ConfigError if the server returns too few log-probabilities or has other tokens."""
         ours = _some_tokens(tokenizer)
         asked = [*ours][: self.context_length]
 
@@ -191,7 +192,7 @@ class ServerTeacher(TeacherElsewhere):
 def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
     """Parse the log-probabilities at the last ``len(tokens)`` positions; raises EndpointFailure.
 
-    Each position must have at least ``count`` tokens, and the token of the text itself.
+    Each position must list at least ``count`` tokens, including the actual token of the text.
     """
     try:
         positions = body["choices"][0]["prompt_logprobs"]
@@ -218,8 +219,8 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
     """Return the top ``count`` tokens at each position, and the log of the remaining mass.
 
-    size: vocabulary size. The remaining mass is at least the resolution of float32. The mass is at
-    most ``size - count`` times the probability of the last top-k token.
+    size: vocabulary size. A smaller remaining mass is raised to the resolution of float32, and a
+    larger one is lowered to ``size - count`` times the probability of the last top-k token.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)

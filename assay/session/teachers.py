@@ -41,7 +41,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
     if config.teacher.url is not None:
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
     elif config.scale.teacher_actors is not None:
-        # The device of the actor's process counts, not the device of the command.
+        # The device is that of the actor, not of this process: another machine may run the actor.
         device = "cuda" if config.scale.gpus_per_actor else "cpu"
         # Actors run in another working directory, where a relative path names another folder.
         path = absolute(config.teacher.path)
@@ -53,7 +53,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
         check_tokens(tokenizer, loaded, where)
         teacher = _model_of(loaded, divergence, session.loaded.device)
     longest = teacher.context_length
-    # Completions are sampled later, so only the settings bound their lengths.
+    # Completions are sampled later, so the settings must bound the lengths that a teacher scores.
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, session.loaded), config.sampling.max_tokens
         if prompt is None or prompt + completion > longest:
@@ -150,12 +150,12 @@ def notes_on(teacher: AnyTeacher | None) -> list[str]:
 
 
 def model_of(teacher: AnyTeacher | None) -> Any:
-    """Return the teacher's local model, if there is one."""
+    """Return the teacher's model if this process has loaded it, else None."""
     return None if teacher is None else teacher.model
 
 
 def divergence_of(config: TrainConfig) -> Divergence:
-    """Return the configured divergence; the default if the stage is not distillation."""
+    """Return the configured divergence, or the default divergence outside a distillation stage."""
     settings = config.distill
     if settings is None:
         return Divergence()
@@ -169,7 +169,7 @@ def head_size(loaded: LoadedModel) -> int:
 
 def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
     """Raise ConfigError if a token of the student has another id for the teacher, or none."""
-    # A tokenizer may have more tokens than its model has embeddings, so both are compared.
+    # A tokenizer may have more tokens than the model has embeddings, so both sizes are compared.
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
     ours: dict[str, int] = tokenizer.get_vocab()
     beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)

@@ -19,7 +19,7 @@ def check_thinking(
 ) -> None:
     """Raise ConfigError for a thinking budget that is too small or that no prompt can use.
 
-    asked: whether the user set the budget; an inherited budget may be unused.
+    asked: whether the user set the budget; a budget inherited from the run may have no effect.
     """
     reason = useless_thinking(renderer, problems, sampling)
     if asked and reason:
@@ -33,7 +33,7 @@ def useless_thinking(
 
     Raises ConfigError for a budget that is too small or too large.
     """
-    # By effort: whether any prompt with this effort has a think block.
+    # For each effort: whether any prompt with this effort has a think block.
     thinks: dict[str | None, bool] = {}
     for problem in problems:
         effort = problem.effort

@@ -20,8 +20,8 @@ class _Ballot:
 
     names: maps each answer to the answer that represents its candidate. open: answers without a
     candidate, in one pool of correct and one pool of wrong answers; answers of different pools are
-    never equal. asked: the pool whose answers are being compared. votes: weight by answer. texts:
-    index of a completion with the answer.
+    never equal. asked: the pool of answers that the latest `question` compares. votes: weight by
+    answer. texts: index of a completion with the answer, for each answer.
     """
 
     group: Group
@@ -36,7 +36,7 @@ class _Ballot:
     def question(self) -> Group | None:
         """Return the next comparison: completions to judge against the first answer of a pool.
 
-        None if no comparison can change the winner.
+        Returns None if no comparison can change the winning answer.
         """
         for pool in self.open:
             pool[:] = [answer for answer in pool if answer not in self.names]
@@ -45,7 +45,7 @@ class _Ballot:
         for answer, name in self.names.items():
             sizes[name] += self.votes[answer]
         most = max(sizes.values(), default=0)
-        # A pool with fewer votes than the leading candidate cannot win and needs no judgement.
+        # A pool with fewer votes than the leading candidate cannot win, so it is not compared.
         pools = [pool for pool in self.open if sum(map(self.votes.__getitem__, pool)) >= most]
         self.asked = next((pool for pool in pools if len(pool) > 1), [])
         if not self.asked:

@@ -89,19 +89,19 @@ def train(
 
     config: a TOML file, a dict with the same sections and keys (docs/configuration.md), or a
     `TrainConfig`. overrides: keys that replace configured values, such as ``["rl.steps=20"]``.
-    resume: directory of a run to resume, instead of ``config``. accept_changed_verifiers: resume
-    although the reward changed; the change is recorded. trust_run: on resume, import the Python
-    code that a foreign run's configuration names. approved_by: approver, required to resume after a
-    severe stop of the guard. quiet: show no progress.
+    resume: directory of a run to resume with the run's own configuration instead of ``config``.
+    accept_changed_verifiers: resume although the reward changed; the change is recorded. trust_run:
+    on resume, import the Python code that a foreign run's configuration names. approved_by: name of
+    the approver, required to resume after a severe stop of the guard. quiet: show no progress.
 
-    Raises UserError for invalid input, RunStopped if a guard stopped the run, DiskFull,
-    OutOfMemory.
+    Raises UserError for invalid input, RunStopped if a guard stopped the run, DiskFull or
+    OutOfMemory if the machine lacks disk space or memory.
     """
     if approved_by is not None and resume is None:
         raise ConfigError("train: found --approved-by; accepted: only with --resume RUN")
     if resume is not None:
         config = Path(resume) / "config.toml"
-        # A run from another machine needs consent before its configuration has any effect.
+        # A foreign run needs the user's consent before its configuration has any effect.
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
         # Damaged files are reported before a model is loaded.
         load_run(resume)
@@ -110,7 +110,7 @@ def train(
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = read_config(config, overrides)
-    # A resumed run keeps its number of slots, because the slots change the last bits.
+    # A resumed run keeps its number of engine slots, which changes the last bits of samples.
     if resume is not None:
         overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
     stage = Stage(
@@ -121,14 +121,14 @@ def train(
         accept_changed_verifiers=accept_changed_verifiers,
         quiet=quiet,
     )
-    # Errors that appear only while the run is opened name the line of their key, too.
+    # Configuration errors that appear only while the run is opened also name the line of their key.
     with configuration.naming_lines(path, overrides):
         return run_stage(stage)
 
 
 def run_stage(stage: Stage) -> TrainResult:
     """Run one stage and return its outcome. Raises the errors of `train`."""
-    # Checked before a model is loaded: the run could not be written or tracked.
+    # The output folder and trackers are checked early: both must work before a model is loaded.
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_trackers(stage.config.log)
@@ -226,14 +226,14 @@ def sample(
         print(assay.sample("runs/first@best", "What is 3+5?", answer="8"))
 
     prompt: the question. answer: the expected answer, if any. problems: sources or rows instead of
-    a prompt; the first ``max_problems`` are used. num_samples: completions per problem.
+    a prompt; only the first ``max_problems`` rows are used. num_samples: completions per problem.
 
     The other parameters are those of `evaluate`.
     """
     sources = as_sources(problems)
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
-    # Greedy siblings are equal, which is no error in a command that only shows them.
+    # Greedy siblings are equal, which is no error here, because this command only shows samples.
     configuration.check_siblings(num_samples, temperature or 1.0)
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
@@ -256,7 +256,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     check_trackers(settings.log)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
-        # A preview samples locally, so it needs a cluster only for a teacher in actors.
+        # A preview samples with the local engine, so only a teacher in actors needs a cluster.
         taught = settings.scale.teacher_actors is not None
         with show_startup(quiet):
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
@@ -279,7 +279,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
 
 def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
     """Return the estimated hours of a run from this machine's rates, without timing."""
-    # The estimate does not cover the time of a teacher.
+    # The estimate leaves out the time of a teacher, so a run with a teacher has no estimate.
     if look.teacher is not None:
         return None
     config, loaded = session.config, session.loaded
@@ -303,7 +303,7 @@ def settled(config: TrainConfig) -> TrainConfig:
     Raises ConfigError for ``model.adapter`` and ``server.url``, which a training run cannot have.
     """
     if (adapter := config.model.adapter) is not None:
-        # Lineage, gate and resume refer to the files of a single model.
+        # Lineage, gate and resume of a run name one model's files, so merge the adapter first.
         accepted = "one model to train"
         remedy = (
             f"assay model export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
@@ -358,7 +358,7 @@ def open_asked(
 
 
 def _prompted(prompt: str, answer: str | None) -> Problem:
-    """Return the problem for a prompt; raises DataError if it is not text."""
+    """Return the problem for a prompt; raises DataError if the prompt is not text."""
     row = {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": answer}
     return read_problem(row, "--prompt", "prompt")
 
@@ -370,7 +370,7 @@ def _sample(
     temperature: float,
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
-    # Draw 0 for every problem, so that a repeated call samples the same completions.
+    # Every problem has draw 0, so that a repeated call samples the same completions.
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
     groups, judged = sample_each(
         (session.generator, session.verifiers),
@@ -392,7 +392,7 @@ def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
     """Whether a verifier can judge the problem: it cannot judge a prompt without an answer."""
     try:
         verifiers.check_problem(problem)
-    # A row with a spec should be judged, so its error appears as a verdict that is *not judged*.
+    # A row with a spec should be judged, so an error of the row becomes a *not judged* verdict.
     except VerifierError:
         return bool(problem.spec)
     return True

@@ -27,8 +27,8 @@ class BatchPlan:
     max_refills: maximum number of refills of dynamic sampling; 0 without dynamic sampling.
     max_group_size: size up to which groups without a correct completion are extended; None: groups
     keep their size. temperatures: [step, temperature] points with linear interpolation; empty: the
-    temperature of ``sampling``. parts: parts of a mixture, whose problems have their own sampling
-    settings.
+    temperature of ``sampling``. parts: parts of a mixture; the problems of each part have their own
+    sampling settings.
     """
 
     num_prompts: int
@@ -68,7 +68,7 @@ class BatchPlan:
             own = sampling.model_copy(update=part.sampling_changes)
             size = part.group_size or self.group_size
             plan = replace(self, group_size=size, sampling=own, parts={})
-            # Parts with equal settings share a call, which fills more slots of the engine.
+            # Parts with equal settings share a generator call, which fills more engine slots.
             same = next((one for one in found if one[1:] == (own, plan)), None)
             if same is None:
                 found.append((indices, own, plan))
@@ -78,7 +78,7 @@ class BatchPlan:
 
 
 def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
-    """Interpolate (step, value) points linearly at ``step``; the ends are constant."""
+    """Interpolate (step, value) points linearly at ``step``; constant beyond both ends."""
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
 
@@ -120,9 +120,9 @@ def _sample_alike(
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
-    If there are more problems than wanted groups, all groups have the same size, and the
-    `OversamplingCutoff` selects the groups that finish first: those with the shortest longest
-    completion.
+    If there are more problems than wanted groups, all groups have the same size. The
+    `OversamplingCutoff` then selects the groups that finish first, which are the groups whose
+    longest completion is shortest.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus
@@ -175,8 +175,8 @@ def _sampled_on(
                 whole[n] = _joined(whole[n], group)
                 judged[n] = (*judged[n], *group_verdicts)
         if compared:
-            # A verifier that compares siblings must see the whole grown group.
-            # The verdicts of the whole group replace the earlier ones.
+            # A verifier that compares siblings must judge the whole extended group.
+            # The verdicts of the extended group replace the verdicts of the smaller group.
             problems = [whole[n].problem for n in compared]
             groups = parts[0].generate(problems, sampling, count, first)
             grown = [_joined(whole[n], group) for n, group in zip(compared, groups, strict=True)]
@@ -192,7 +192,7 @@ def _joined(group: Group, more: Group) -> Group:
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
     """Whether a group of this size has wrong completions only; a restored group may be larger."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
-    # Without any judged completion, nothing is known about the problem, so the group does not grow.
+    # Without any judged completion, the problem may be easy, so the group is not extended.
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
 
 
@@ -202,10 +202,10 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 
 def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
     """Return the generator calls of the next step, for sampling ahead."""
-    # After the last step there is nothing to sample.
+    # After the last step there is no further step to sample for.
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
-    # A copy of the curriculum, because the next step draws these problems itself.
+    # The draws use a copy of the curriculum, because the next step draws these problems itself.
     ahead = curriculum.ahead()
     problems = ahead.draw(plan.num_prompts)
     sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)

@@ -48,9 +48,10 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
     """Compare predicted probabilities p_i with outcomes y_i in [0, 1]; both [n], n > 0.
 
     ece: sum_b n_b/n |mean_b y - mean_b p| over bins b of equal width (Guo et al., 2017,
-    arXiv:1706.04599, equation 3, for the probability of one label). adaptive_ece: the same sum over
-    bins of equal count (Nguyen and O'Connor, 2015). brier: mean of (p - y)^2. log_loss: mean of
-    -y log p - (1 - y) log(1 - p), with p clipped to [1e-12, 1 - 1e-12].
+    arXiv:1706.04599, equation 3, for the probability of one label). adaptive_ece: the sum of
+    ``ece`` over bins with equal counts of predictions (Nguyen and O'Connor, 2015). brier: mean of
+    (p - y)^2. log_loss: mean of -y log p - (1 - y) log(1 - p), with p clipped to [1e-12, 1 -
+    1e-12].
     """
     # The prediction 1.0 belongs to the last bin, not to a bin of its own.
     width_bins = np.minimum((predicted * num_bins).astype(np.int64), num_bins - 1)
@@ -59,7 +60,7 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
     ranks = np.empty(len(predicted), np.int64)
     ranks[np.argsort(predicted, kind="stable")] = np.arange(len(predicted))
     equal_count = bins_of(predicted, observed, ranks * num_bins // len(predicted))
-    # A single sure and wrong prediction would make the log loss infinite.
+    # Without clipping, a single sure and wrong prediction would make the log loss infinite.
     clipped = np.clip(predicted, 1e-12, 1 - 1e-12)
     log_loss = -(observed * np.log(clipped) + (1 - observed) * np.log1p(-clipped)).mean()
     return Calibration(
@@ -83,6 +84,6 @@ def bins_of(predicted: Array, observed: Array, bin_of: NDArray[np.int64]) -> tup
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
     """Return the mean |observed - predicted| over bins, weighted by their counts."""
-    # Weighted by count, so that an empty part of the range has no influence.
+    # Bins are weighted by count, so that a nearly empty bin has little influence.
     total = sum(one.count for one in bins)
     return sum(one.count * abs(one.observed - one.predicted) for one in bins) / total

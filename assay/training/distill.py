@@ -61,7 +61,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
     else:
         teacher = open_teacher(session)
         rendered = lay_out_traces(session, traces, teacher.context_length)
-        # The teacher scores every step anew, so the same object serves all rows.
+        # The teacher scores every step anew, so one object is returned for the rows of every step.
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
         rendered = replace(rendered, beside=beside, teach=teach)
@@ -81,7 +81,7 @@ def run_on_policy(stage: Stage) -> Path:
         teacher = open_teacher(session)
         layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
         forward = layout.layout, layout.lean
-        # No cross-entropy: the student's own completions are no demonstrations to imitate.
+        # The loss has no cross-entropy: a student must not imitate its own completions.
         learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *forward), 0.0)
         started = opened.start(settings.steps, learner, layout, [taught_words(config)])
         run, curriculum, generator, verifiers = started
@@ -120,7 +120,7 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
             teacher = open_teacher(session)
-            # The call raises DataError for a trace that exceeds the teacher's context.
+            # Called for its DataError about a trace that exceeds the context of the teacher.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
         cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows)

@@ -76,11 +76,11 @@ DrawPairs = Callable[[int], PreferenceBatch | None]
 class PreferenceLoop:
     """Parts of a preference step.
 
-    draw: draws the pairs of a step. heldout: held-out problems. evaluate_pairs: function that
-    evaluates held-out pairs; None without held-out pairs. generator: generator of completions that
-    are paired; None for offline pairs. moving: a reference that is refreshed from the policy during
-    the run; None: the reference is the initial policy. warned: whether the user was warned that
-    chosen completions became less likely.
+    draw: returns the batch of pairs of a step. heldout: held-out problems. evaluate_pairs: function
+    that evaluates held-out pairs; None without held-out pairs. generator: generator that samples
+    completions for pairs; None for offline pairs. moving: a reference that is refreshed from the
+    policy during the run; None: the reference is the initial policy. warned: whether the user was
+    warned that chosen completions became less likely.
     """
 
     draw: DrawPairs
@@ -134,7 +134,8 @@ def run_preference(stage: Stage) -> Path:
 
         for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
-    # An interrupt during scoring leaves the block before `loop` exists, but after the run opened.
+    # An interrupt while pairs are scored ends the `with` block before `loop` is assigned.
+    # The run is already open at that time, so its folder is read from `opening`.
     assert opening.run is not None
     return opening.run.folder
 
@@ -153,8 +154,8 @@ def nothing_learned(learner: PreferenceLearner) -> Update:
 def warn_of_fall(loop: PreferenceLoop) -> None:
     """Warn once if chosen completions have become less likely than at the start.
 
-    A margin can grow although the chosen completions become less likely. Probability then moves to
-    completions that are in no pair.
+    A margin can grow although the chosen completions become less likely. Such a policy moves
+    probability to completions that are in no pair.
     """
     change = loop.run.metrics.get("preference/change_chosen_token")
     if change is None or change > -loop.config.warn_fall or loop.warned:
@@ -170,7 +171,10 @@ def warn_of_fall(loop: PreferenceLoop) -> None:
 
 @dataclass
 class _Opening:
-    """Inputs of a preference run. rows: result of `read_rows`. run: None until `_run` opens it."""
+    """Inputs of a preference run.
+
+    rows: result of `read_rows`. run: the opened run; None until `_run` has opened a run.
+    """
 
     stage: Stage
     settings: PreferenceConfig
@@ -193,7 +197,7 @@ class _Opening:
         run = self._run(schedule.num_steps, [*notes, layout.reason])
         learner.clock = run.clock
         table = ReferenceTable(run.folder)
-        # Scores at the start also show whether chosen completions become less likely.
+        # Initial scores also show later whether chosen completions have become less likely.
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
         # On resume the learner holds the initial weights until the run is attached.
@@ -215,7 +219,7 @@ class _Opening:
         run.attach(model=learner)
 
         def draw(step: int) -> PreferenceBatch:
-            """Return a step's batch, with the reference's log-probabilities if they are used."""
+            """Return a step's batch, with reference log-probabilities if the loss needs them."""
             return pack_examples(drawn(step), learner, _looked_up(table) if watched else None)
 
         return PreferenceLoop(draw, run, learner, self.guard, settings, problems, evaluate)
@@ -226,7 +230,7 @@ class _Opening:
         judge = pairwise_judge(config)
         problems = fit_problems(self.rows, session)
         tested = try_verifiers(config, session.verifiers)
-        # Updates see pairs, so the layout is probed for two siblings, whatever is sampled.
+        # Updates use pairs, so the layout is probed for two siblings, whatever the group size.
         group_size = 2 if self.row.paired else settings.group_size
         layout = choose_layout(session, problems.train, group_size)
         learner = self._learner(settings.steps, layout)
@@ -234,7 +238,7 @@ class _Opening:
         run = self._run(settings.steps, ())
         table = ReferenceTable(run.folder)
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
-        # A resumed run has the initial policy too, so only a moving reference is in checkpoints.
+        # A resumed run can reload the initial policy, so checkpoints store only a moving reference.
         reference = Reference(learner.policy) if self.row.needs_reference else None
         moving = reference if settings.reference_every is not None else None
         parts = {} if moving is None else {"reference": moving}
@@ -450,7 +454,7 @@ def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
         prompt_length=int(np.median([len(one.group.prompt.tokens) for one in examples])),
         completion_length=int(np.median(completions)),
         group_size=group_size,
-        # A single completion shares its prompt with nothing, so no packed layout can help.
+        # With one completion per prompt no rows share a prompt, so a packed layout cannot help.
         layout=None if group_size > 1 else "plain",
         prompts=[one.group.prompt.tokens for one in examples],
     )
@@ -464,7 +468,7 @@ def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
     good, bad = sum(flat), len(flat) - sum(flat)
     desirable, undesirable = row.desirable_weight * good, row.undesirable_weight * bad
     low, high = WEIGHT_RATIOS
-    # Without wrong completions the ratio is infinite.
+    # Without wrong completions, `undesirable` is 0 and the ratio is infinite.
     if not undesirable or not low <= desirable / undesirable <= high:
         remedy = ""
         if good and bad:

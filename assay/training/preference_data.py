@@ -101,7 +101,7 @@ def chosen_pairs(
 
 
 def mismatched(examples: Sequence[Example]) -> list[Group]:
-    """Return each prompt with the completions of another example; [] for fewer than two examples.
+    """Return each prompt with another example's completions; [] if there is only one example.
 
     The pairs of prompt x and completion y are (x_1, y_2), (x_2, y_3), ..., (x_m, y_1), as in KTO
     (Ethayarajh et al., 2024).
@@ -112,7 +112,7 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
         group = example.group
         others = [examples[(index + shift) % count].group for shift in range(1, count)]
         prompt = group.prompt.tokens
-        # Completions of an equal prompt would match, so another prompt is preferred.
+        # A completion of an equal prompt would be no mismatch, so a different prompt is preferred.
         differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
         other = next(differ, others[0])
         groups.append(Group(group.problem, group.prompt, other.completions))
@@ -141,7 +141,7 @@ class ExampleReader:
         """Read the examples of all sources; return (examples, notes). Raises DataError."""
         found: list[Example] = []
         notes: list[str] = []
-        # Number of further skipped rows: `load_preferences` stores the messages of the first ones.
+        # Number of skipped rows beyond the first ones, whose messages `load_preferences` stores.
         num_unlisted = 0
         for source in filter(is_judged_source, sources):
             judged = self.read_judged(source)
@@ -213,7 +213,7 @@ class ExampleReader:
         found: list[Example] = []
         groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
         for number, (where, group, verdicts) in enumerate(groups):
-            # Seeded by group, so that pairs of one group do not depend on the groups before it.
+            # Draws are seeded by group, so that pairs of a group do not depend on earlier groups.
             rng = np.random.default_rng((self.seed, number))
             for example in examples_of_group(group, verdicts, self.row, self.settings, rng):
                 longest = max(len(one.tokens) for one in example.group.completions)
@@ -286,7 +286,7 @@ class ExampleReader:
             raise complaint(row.source, "prompt", prompt, "text, as assay eval --out writes it")
         if verdict is None:
             raise complaint(row.source, "status", None, ", ".join(get_args(Status)))
-        # A truncated completion has no end token, and training must not append one.
+        # A truncated completion has no end token, and training must not append an end token.
         ended = row.keys.get("finish_reason") != "length"
         tokens = self.renderer.encode_rendered(prompt, text, ended)[1]
         if not len(tokens):

@@ -12,7 +12,7 @@ from assay.run.evaluations import kind_of
 
 
 def record_pairs(run: Run, learner: PreferenceLearner, pairs: PreferenceBatch) -> None:
-    """Record an evaluation of held-out pairs, unless this step has one."""
+    """Record an evaluation of held-out pairs, unless this step has an evaluation already."""
     kind = "pairs" if learner.row.paired else "completions"
     if kind not in map(kind_of, run.evaluations(run.step)):
         run.record_evaluation(evaluate_pairs(learner, pairs, kind))
@@ -40,7 +40,7 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
         "eval/num_problems": num_chosen + num_rejected,
         "eval/loss": metrics.pop("loss/total"),
     }
-    # beta is a setting and no result.
+    # beta is a setting and no result, so the evaluation row leaves it out.
     kept = {key for key in metrics if key.startswith("preference/")} - {"preference/beta"}
     row |= {f"eval/{key.removeprefix('preference/')}": metrics[key] for key in sorted(kept)}
     return {**row, "eval/seconds": time.perf_counter() - started}

@@ -1,4 +1,4 @@
-"""Reference log-probabilities of preference examples, in a table of the run or per step."""
+"""Reference log-probabilities of preference examples: computed per step, or once into a table."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
 class ReferenceTable:
     """Table of log pi_ref(y|x) by prompt and completion, in one file of the run's folder.
 
-    Values in the file are not computed again. Groups are scored in parts of fixed size, and the
-    file always holds complete parts, so that a resumed run gets bit-identical values.
+    Values that the file already holds are not computed again. Groups are scored in parts of fixed
+    size, and the file always holds complete parts, so that a resumed run gets bit-identical values.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,8 @@ class ReferenceTable:
     ) -> int:
         """Score missing groups with the current policy; return the number of new rows.
 
-        Progress is reported to the clock. Scored values are saved even if the call fails.
+        The clock receives the progress of the scoring. Scored values are saved even if the call
+        fails.
         """
         before, saved = len(self._known), time.monotonic()
         wanted = [self._missing(part) for part in parts(groups, GROUPS_AT_ONCE)]
@@ -90,7 +91,7 @@ class ReferenceTable:
                     # An earlier part may have scored an equal group.
                     missing = self._missing(part)
                     if missing:
-                        # Between parts, so that an interrupt need not wait for all groups.
+                        # Checked between parts: an interrupt need not wait for all groups.
                         clock.check()
                         keys = [key for group in missing for key in keys_of(group)]
                         values = score(_packed(missing, device)).tolist()

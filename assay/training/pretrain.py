@@ -105,7 +105,7 @@ def longest_piece(session: Session) -> int:
     settings, most = session.config.pretrain, session.loaded.context_length
     assert settings is not None
     wanted = settings.max_tokens
-    # By default a piece is as long as a micro-batch allows: a longer one would not fit it.
+    # By default a piece is as long as a micro-batch allows, because a longer piece would not fit.
     if wanted is None:
         kind = session.loaded.device.type
         wanted = micro_batch_tokens(settings.max_tokens_per_micro_batch, kind)
@@ -136,7 +136,7 @@ class Pieces(Sequence[Group]):
             tokens.append(found)
             end += len(found)
             self.num_bytes += len(document.text.encode())
-        # One array and offsets: a Python object per piece would need more memory than the tokens.
+        # One array holds all tokens: a Python object per piece would need more memory than tokens.
         self._tokens = np.concatenate(tokens)
         self.document, self._first, self.lengths = np.array(pieces, np.int64).T
         self.num_tokens = int(self.lengths.sum())
@@ -159,7 +159,7 @@ class Pieces(Sequence[Group]):
 
 def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield (start, size) of the smallest number of pieces, which differ by at most one token."""
-    # Nearly equal sizes, because the tokens of a short last piece would have little context.
+    # Pieces have nearly equal sizes: the tokens of a short last piece would have little context.
     count = -(-length // most)
     for n in range(count):
         start = n * length // count
@@ -186,7 +186,8 @@ def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
     nll_of, tokens_of = (np.bincount(pieces.document, one) for one in (nll, pieces.lengths))
     count, mean = len(nll_of), float(nll.sum() / pieces.num_tokens)
     error = None
-    # Tokens of a document are not independent: the error of a ratio of sums over documents.
+    # Tokens of a document are not independent, so documents are the independent units.
+    # The standard error is that of a ratio of sums over documents.
     if count > 1:
         squares = float(((nll_of - mean * tokens_of) ** 2).sum())
         error = math.sqrt(squares * count / (count - 1)) / pieces.num_tokens

@@ -26,8 +26,8 @@ class RewardEvaluation:
 
     kind: ``preference``, ``outcome`` or ``process``. accuracy: share of correct pairs (a tie counts
     half), completions or steps, at probability 0.5. stderr: standard error of the accuracy, with
-    the steps of one solution as one cluster; None for a single cluster. facts: further metrics of
-    the kind.
+    the steps of one solution as one cluster; None for a single cluster. facts: further metrics that
+    only this kind of reward model has.
     """
 
     kind: str
@@ -78,7 +78,7 @@ def evaluate_reward_model(
     else:
         labels = [text.labels for group in groups for text in group.texts]
         if kind == "outcome":
-            # As a verifier, an outcome model reads only the score of the last token.
+            # An outcome model that serves as a verifier reads only the score of the last token.
             labels = [each[-1:] for each in labels]
             scores = [each[-1:] for each in scores]
         else:
@@ -96,7 +96,7 @@ def evaluate_reward_model(
         accuracy=accuracy,
         stderr=clustered_stderr(hits, sizes or [1] * len(hits)),
         calibration=calibrate(predicted, observed),
-        # NaN is no JSON value: a metric without data is left out.
+        # NaN is no JSON value, so a metric without data is left out.
         facts={name: float(value) for name, value in facts.items() if value == value},
         seconds=time.perf_counter() - started,
     )
@@ -157,7 +157,7 @@ def auroc(predicted: Array, right: np.ndarray) -> float:
     if not num_right or not num_wrong:
         return math.nan
     _, places, counts = np.unique(predicted, return_inverse=True, return_counts=True)
-    # The Mann-Whitney form by mean ranks: sorting is O(n log n), comparing all pairs O(n^2).
+    # The area is computed from mean ranks (Mann-Whitney): O(n log n) instead of O(n^2) for pairs.
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     total = mean_rank[places][right].sum()
     return float((total - num_right * (num_right + 1) / 2) / (num_right * num_wrong))

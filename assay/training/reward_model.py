@@ -59,13 +59,13 @@ def run_reward_model(stage: Stage) -> Path:
             run.note(note)
 
         def evaluate_now() -> None:
-            """Evaluate unless this step has an evaluation."""
+            """Evaluate the reward model unless this step has an evaluation already."""
             if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
                 run.record_evaluation(model.evaluate(heldout, run.step).as_row())
 
         for step in steps_of(run, guard, evaluate_now):
             update = learner.update([rows[n] for n in schedule.draw(step)])
-            # Evaluated before the checkpoint, which stores the model together with its calibration.
+            # The evaluation precedes the checkpoint, which stores the model with its calibration.
             found = None
             if heldout and evaluation_due(run, step + 1):
                 with run.phase("evaluate"):
@@ -189,7 +189,7 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
     """Return the description of the training data for ``reward_model.json``."""
     settings = config.reward_model
     assert settings is not None
-    # Defaults are left out, so that the file shows the choices of the user.
+    # Default settings are left out, so that the file shows only the user's choices.
     kept = {
         name: value
         for name, value in settings.model_dump(mode="json", exclude_none=True).items()
@@ -215,7 +215,7 @@ def read_all(
         found.append(
             f"warning: {len(leaked)} held-out rows are also trained on, the first: {leaked[0]}"
         )
-    # A reward model without calibration can still be used, so this is a warning and no error.
+    # A reward model without calibration is usable, so missing held-out rows are only a warning.
     if not heldout:
         found.append(
             "warning: no reward_model.heldout: neither accuracy nor calibration is measured"
@@ -224,5 +224,5 @@ def read_all(
 
 
 def _content(group: ScoredGroup) -> tuple[bytes, ...]:
-    # Sorted, so that a pair with swapped labels counts as the same content.
+    # Texts are sorted, so that a pair with swapped labels counts as the same content.
     return tuple(sorted(text.tokens.tobytes() for text in group.texts))

@@ -63,7 +63,7 @@ class RowReader:
             format=settings.format,
             plain_template=settings.plain_template,
             max_tokens=settings.max_tokens or max_positions,
-            # Not truncated: a shorter text would be scored at another end than the verifier scores.
+            # A long text is not truncated, because the verifier scores the end of the whole text.
             too_long="not_judged",
             step_tag=settings.step_tag if is_process else "",
         )
@@ -150,7 +150,7 @@ class RowReader:
         problem = Problem("row", row.prompt, spec)
         completion = Completion.from_text(text, think=self.think)
         if self.settings.step_ends_in == "tokens" and row.step_ends is not None:
-            # Without special tokens: `step_ends` of a row count the tokens of the text alone.
+            # Encoded without special tokens, because `step_ends` count only the tokens of the text.
             ids = self.encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             completion = replace(completion, tokens=np.array(ids, np.int32))
         places = Places(completion, self.encoder.tokenizer)

@@ -49,7 +49,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
-    # Opened first, so that a rule that cannot be imported is reported before a model is loaded.
+    # The guard is opened first: a rule that cannot be imported fails before a model is loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems

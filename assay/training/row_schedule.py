@@ -1,4 +1,4 @@
-"""Schedule of fixed training rows: the rows of each step, length checks and row keys."""
+"""Training on fixed rows: schedule of the rows of each step, length checks, and row keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BAD = Verdict.of_score(0.0, "given@1")
 
 
 class RowSchedule:
-    """Rows of each step, fixed before the first step; the step number is the only state.
+    """Rows of each step, fixed before the first step, so that the step number is the only state.
 
     Every epoch has a new seeded shuffle. A step takes rows until the sum of their sizes
     reaches ``per_step``. Without sizes, the size of a row is 1.

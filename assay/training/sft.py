@@ -41,8 +41,8 @@ class RenderedRows:
     lengths: number of trained tokens of each group. what: description of the data. notes: further
     lines to report in the run. evaluate: the stage's own held-out evaluation; None: held-out
     problems only. cross_entropy: see `SFTLearner`. beside: further models that score the same
-    batches as the policy. teach: function that opens the teacher when the run is open; None: there
-    is no teacher.
+    batches as the policy. teach: function that opens the teacher after the run is opened; None:
+    there is no teacher.
     """
 
     groups: Sequence[Group]
@@ -88,8 +88,8 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        # Some models multiply their logits outside the head, which the lean path would not see.
-        # Training would then use another distribution, so the path is checked on this model.
+        # Some models scale their logits outside the output head, which the lean forward path skips.
+        # Training would then use wrong distributions, so the lean path is checked on this model.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
@@ -138,7 +138,10 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Tra
 def lay_out_traces(
     session: Session, traces: Sequence[Trace], context_length: int | None = None
 ) -> RenderedRows:
-    """Render all traces to tokens. context_length: context of a teacher, which also limits them."""
+    """Render all traces to tokens.
+
+    context_length: context length of a teacher, which also limits the length of a trace.
+    """
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
     groups = trace_groups(traces, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]

@@ -76,7 +76,7 @@ class LogitCache:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        # The cache of open files is per instance: a folder may be deleted and created again.
+        # Each instance caches its own open files: a folder may be deleted and created again.
         self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
@@ -150,7 +150,7 @@ class LogitCache:
         path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
         schema = SCHEMA.with_metadata({ABOUT: json.dumps(self.about).encode()})
         buffer = pa.BufferOutputStream()
-        # Dictionaries do not help: log-probabilities hardly repeat.
+        # Dictionary encoding would not save space, because log-probabilities hardly repeat.
         how: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
         with pq.ParquetWriter(
             buffer, schema, **how, write_statistics=False, write_page_checksum=True
@@ -226,7 +226,7 @@ class TeacherCache:
                 own.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[TopK]:
-                # Earlier parts are on disk already, so an interrupt loses only this part.
+                # Earlier files are on disk already: an interrupt loses only this file's traces.
                 run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
                 found = teacher.top_k(batch, own, self.settings.keep_top, self.size)

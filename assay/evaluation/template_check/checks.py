@@ -28,7 +28,7 @@ AROUND = 4
 
 @dataclass(frozen=True)
 class CheckLine:
-    """Result of a check. line: text of the finding, with its token and the remedy."""
+    """Result of a check. line: text of the finding, with the token in question and the remedy."""
 
     name: str
     status: Status
@@ -43,9 +43,10 @@ class CheckLine:
 class Laid:
     """The token rows of the conversation, as input of the checks.
 
-    rl: rows of the whole conversation, by whether replies have reasoning
-    (`TemplateConversation.modes`). sft: rows of the first question and its answer. served_ids: end
-    tokens of a model server, from the model's configuration; None: not configured.
+    rl: one row of the whole conversation for each key of `TemplateConversation.modes`: True for
+    replies with reasoning, False for replies without. sft: rows of the first question and its
+    answer, with the same keys as rl. served_ids: end tokens of a model server, from the model's
+    configuration; None: not configured.
     """
 
     conversation: TemplateConversation
@@ -60,12 +61,12 @@ class Laid:
 
     @property
     def shown(self) -> list[TokenRow]:
-        """The rows to display: those with reasoning, if the replies have reasoning."""
+        """The rows to display: the rows with reasoning if there are any, else the rows without."""
         return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
 
     @property
     def end_id(self) -> int | None:
-        """Id of the end token that training appends to a reply; None if there is no such token."""
+        """Id of the end token that training appends to a reply; None if no token is appended."""
         return self.conversation.renderer.end_id
 
     @property
@@ -83,8 +84,7 @@ class Laid:
         return str(self.conversation.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def answered(self, thinks: bool) -> tuple[str, str]:
-        """Render the chat of the first answer; return the text before the answer's content, and the
-        rest."""
+        """Render the chat of the first answer; return the text before the answer, and the rest."""
         reply = self.conversation.answer(thinks)
         text = self.conversation.text([*self.conversation.asked, reply], tools=False)
         start, found, rest = text.rpartition(ANSWERS[0])
@@ -93,7 +93,7 @@ class Laid:
     def finished(self, thinks: bool) -> list[int]:
         """Return the template's tokens of the chat up to the end token of the first answer."""
         text, rest = self.answered(thinks)
-        # Training ends a reply at its end token.
+        # Training ends a reply at its end token, so the comparison ends there, too.
         # Some templates write a line break or an end-of-text token after the end token.
         before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
         return self.encode(text + before + end if end else text)
@@ -121,7 +121,7 @@ def all_checks(laid: Laid) -> list[CheckLine]:
 
 
 def _end(laid: Laid) -> Iterator[CheckLine]:
-    """Check that the end token is in the template, trained on, and known to servers."""
+    """Check that the template writes the end token, the loss covers it, and servers stop at it."""
     name = "end token"
     _, rest = laid.answered(False)
     if laid.end_id is None:
@@ -130,7 +130,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     first = laid.encode(rest.strip())[:1]
     if rest.strip() and first != [laid.end_id] and end_of_turn(laid.conversation.tokenizer) is None:
-        # An end in plain text has several tokens, and sampling stops only at single tokens.
+        # An end marker in plain text has several tokens, but sampling stops only at single tokens.
         count = len(laid.encode(rest.strip()))
         line = f"the template ends a reply with {rest.strip()!r}, {count} tokens that are no"
         line += f" special token; training ends it with {laid.end!r}, so the template's end is"
@@ -139,7 +139,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     for row in laid.rows:
         ends = row.ends("sampled")
-        # An inline call ends without an end token: its result follows inside the same reply.
+        # An inline call ends without an end token, because the result follows in the same reply.
         if laid.conversation.is_inline:
             ends = ends[1:]
         for place in ends:
@@ -176,7 +176,7 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
         is_rl = row.name.startswith("rl")
         written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
         if is_rl and (RESULT not in given or EXPRESSION not in said):
-            # Another check reports a call without a result.
+            # A call without a result is no error here, because another check reports the call.
             continue
         asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
         for text, held, what in (
@@ -194,9 +194,9 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _prompt(laid: Laid) -> Iterator[CheckLine]:
-    """Check that the generation prompt is exactly the template's text before a reply."""
+    """Check that the generation prompt equals the text that the template writes before a reply."""
     name, think = "generation prompt", laid.conversation.bare_prompt.think
-    # `data.think` may end the prompt with a think block that the template does not write.
+    # `data.think` may append a think block that the template does not write to the prompt.
     block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
     prompt = re.sub(block, "", laid.conversation.bare_prompt.text)
     text, _ = laid.answered(False)
@@ -210,7 +210,7 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
     lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
         prompt[len(prompt.rstrip()) :]
     )
-    # Templates may write an empty think block before a reply; the check `reply` reports it.
+    # A template's empty think block before a reply is ignored: the check `reply` reports it.
     if re.sub(empty, "", lead).strip():
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
@@ -221,7 +221,7 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _reply(laid: Laid) -> Iterator[CheckLine]:
-    """Check that a supervised row has the tokens of the template's finished chat."""
+    """Check that a supervised row has the tokens of the finished chat in the template."""
     conversation, think = laid.conversation, laid.conversation.bare_prompt.think
     for thinks, row in laid.sft.items():
         name = "thinking of a reply" if thinks else "reply"
@@ -248,8 +248,7 @@ def _reply(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _turns(laid: Laid) -> Iterator[CheckLine]:
-    """Check that every turn's tokens are a prefix of the template's tokens for the later
-    messages."""
+    """Check that each turn's tokens are a prefix of the template's tokens for the longer chat."""
     conversation = laid.conversation
     first = next(iter(laid.rl.values()))
     injected = laid.show([one.id for one in first.tokens if one.kind == "injected"])
@@ -289,7 +288,7 @@ class _Broken:
 
 
 def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Status, str]:
-    """Check a template that removes the think blocks of earlier turns."""
+    """Check the turns of a template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
     # Only an environment puts user messages between the turns of a completion.
@@ -308,7 +307,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
     messages = conversation.messages(thinks)
     places = [n for _, n in conversation.replies() if n > len(conversation.asked)]
     ends = row.ends("injected")[-len(places) :]
-    # The think block that `data.think`, not the template, appends to every prompt.
+    # The text of a think block that `data.think`, not the template, appends to every prompt.
     block = conversation.prompt.text[len(conversation.text(conversation.asked, True)) :]
     for number, (place, end) in enumerate(zip(places, ends, strict=True), 2):
         behind_user = messages[place - 1]["role"] == "user"

@@ -45,7 +45,7 @@ class TemplateCheck:
         }
 
     def styled(self) -> Iterator[tuple[str, Style]]:
-        """Yield the output in parts, each with its terminal style."""
+        """Yield the output as pieces of text, each piece with its terminal style."""
         for row in self.rows:
             trained = sum(token.trained for token in row.tokens)
             yield f"{row.name}: {len(row.tokens)} tokens, {trained} trained on (+)\n", "bold"
@@ -66,8 +66,8 @@ def check_template(
     """Tokenize and mask a conversation as training does, and check the result; loads no weights.
 
     model: a model folder, a hub name, a run, or a folder with a tokenizer alone. overrides:
-    settings as ``KEY=VALUE``, such as ``data.think=opened``. The settings of a run are its own.
-    Raises ModelError without a tokenizer or a chat template.
+    settings as ``KEY=VALUE``, such as ``data.think=opened``. For a run, the settings are those of
+    the run's configuration. Raises ModelError without a tokenizer or a chat template.
     """
     silence_transformers()
     config = sampling_config(model, (), {"overrides": overrides, "trust_run": trust_run})
@@ -107,14 +107,14 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 
 
 def _described(source: ModelSource) -> Any:
-    """Return the model's and its generation's configuration, each None if it cannot be loaded."""
+    """Return the model's and the generation configuration; None if loading one fails."""
     from transformers import AutoConfig, GenerationConfig
 
     found: list[Any] = []
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        # A folder with only a tokenizer can be checked, too.
+        # A missing configuration is no error: a folder with only a tokenizer can be checked, too.
         except Exception:  # Transformers raises many types for a damaged or absent file
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])

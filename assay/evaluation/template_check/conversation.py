@@ -29,7 +29,7 @@ ANSWERS = ("The product is forty-two.", "It stays the same.")
 SECOND_QUESTION = "And 7 * 6?"
 # Templates disagree on the message key of reasoning: Qwen3 reads the first, gpt-oss the last.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-# A content that no template writes by itself, to locate the content in a rendered text.
+# Marker that no template writes, which locates a message's content in a rendered text.
 _MARK = "0Assay0"
 
 
@@ -37,10 +37,11 @@ _MARK = "0Assay0"
 class TemplateConversation:
     """The test messages for one tokenizer, and their text under its chat template.
 
-    toolbox, renderer: as in a run with the tool ``calculator``. bare: the renderer of a run without
-    tools. prompt, bare_prompt: the rendered first question. has_system: whether the template
-    accepts a system message. thought_key: the message key whose reasoning the template writes; "":
-    none. result_role: the role of a message with a tool's result.
+    toolbox, renderer: as in a run with the tool ``calculator``. bare: the renderer that the run
+    would have without tools. prompt, bare_prompt: the first question, rendered with tools and
+    without tools. has_system: whether the template accepts a system message. thought_key: the
+    message key from which the template reads reasoning; "": the template reads none. result_role:
+    the role of a message with a tool's result.
     """
 
     config: TrainConfig
@@ -100,23 +101,23 @@ class TemplateConversation:
 
     @property
     def in_template(self) -> bool:
-        """Whether the chat template writes calls and results."""
+        """Whether the chat template itself writes tool calls and results."""
         return bool(self.toolbox.schemas)
 
     @property
     def is_inline(self) -> bool:
-        """Whether a result follows its call inside the same reply."""
+        """Whether a tool's result follows the call inside the same reply."""
         return self.toolbox.formatter.result is not None
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """Whether replies have reasoning: False, True, or both variants."""
+        """Variants of the conversation: True has replies with reasoning, False has none."""
         think = self.bare_prompt.think.mode
         return (False,) if think == "empty" else (True,) if think == "opened" else (False, True)
 
     @property
     def reasons(self) -> bool:
-        """Whether reasoning is expected: by the settings, or by a template with a key for it."""
+        """Whether the settings or the template's key for reasoning let replies have reasoning."""
         return self.bare_prompt.think.thinks or bool(self.thought_key)
 
     @property
@@ -172,10 +173,11 @@ class TemplateConversation:
         return [(text, len(self.asked) + n) for text, n in zip(texts, places, strict=True)]
 
     def call_text(self) -> str:
-        """Return the call as the chat template writes it, or in the configured format."""
+        """Return the tool call as the chat template writes it, or else in the configured format."""
         if not self.in_template:
             return self._calling()["content"]
-        # The template writes the same header before content and before a call.
+        # The template writes the same header before content and before a call, so the call begins
+        # where the rendered texts of both messages first differ.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))
@@ -185,7 +187,7 @@ class TemplateConversation:
     def _call_behind_thought(self) -> str:
         """Return the first reply with its reasoning before the call, as the template renders both.
 
-        Returns "" if the template drops the content of a message with a call.
+        Returns "" if the template omits the content of a message that has a call.
         """
         if not self.in_template:
             return ""
@@ -217,7 +219,11 @@ class TemplateConversation:
 
     @property
     def _thoughts(self) -> tuple[str, str, str]:
-        """The reasoning of each reply; "" for an answer in the same reply as a call."""
+        """The reasoning before the call and each answer.
+
+        An inline call and the first answer share one reply, so the first answer has the reasoning
+        "".
+        """
         return (THOUGHTS[0], "", THOUGHTS[2]) if self.is_inline else THOUGHTS
 
     def _thinking(self, reply: Mapping[str, Any], thought: str) -> dict[str, Any]:

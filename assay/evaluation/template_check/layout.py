@@ -1,6 +1,6 @@
 """Tokenize and mask the conversation with training's own code: turn controller, slots, masks.
 
-This module has no encoding or masking of its own, so the displayed tokens are those of a run.
+This module does not encode or mask by itself, so a run trains on exactly the displayed tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TokenRow:
         return [token.id for token in self.tokens]
 
     def ends(self, kind: Kind) -> list[int]:
-        """Return the index after the last token of each uninterrupted run of tokens of a kind."""
+        """Return the index after the last token of each unbroken sequence of tokens of a kind."""
         kinds = [token.kind for token in self.tokens]
         following = [*kinds[1:], ""]
         pairs = enumerate(zip(kinds, following, strict=True), 1)
@@ -93,7 +93,7 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
     )
     controller = first_of(tool, environment)
     completion = _played(conversation, problem, controller, thinks, eos_ids)
-    # GRPO trains on groups of at least two judged completions, so the completion is in it twice.
+    # GRPO needs at least two judged completions in a group, so the group has this one twice.
     group = Group(problem, prompt, (completion, completion))
     batch = pack([group], [[GOOD, BAD]])
     trained_T, _ = loss_masks(batch, algorithm("grpo"))
@@ -155,7 +155,7 @@ def _played(
                 # The tool answers at the end of a call, before the rest of the planned reply.
                 break
         while slots.injected[0]:
-            # The token's id does not matter: the slot replaces it by the injected token.
+            # The id passed here does not matter: the slot replaces the token by the injected token.
             _record(slots, 0)
             slots.ask(0)
     rows = slots.rows(0)
@@ -183,7 +183,7 @@ def _row(
     kinds: Sequence[Kind],
     trained: Sequence[bool],
 ) -> TokenRow:
-    """Return the first row of a batch, together with its prompt."""
+    """Return the first row of a batch, which begins with the tokens of the prompt."""
     show: Callable[[int], str] = lambda id: str(  # noqa: E731
         conversation.tokenizer.decode([id], clean_up_tokenization_spaces=False)
     )

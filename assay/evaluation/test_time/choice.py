@@ -20,12 +20,12 @@ VOTES: Mapping[str, Weigh] = {
 
 
 def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
-    """Choose the answer of each search of a method. Ties go to the completion drawn first.
+    """Choose the completion whose answer each search of a method gives.
 
-    The completions already have verdicts with their extracted answers. The verifier decides which
-    answers are equal. A vote has the weight 1 (Wang et al., 2023, arXiv:2203.11171) or the
-    completion's score (Li et al., 2023, arXiv:2206.02336). Without any extracted answer, the first
-    completion is chosen.
+    Ties go to the completion drawn first. The completions must already have verdicts, which hold
+    the extracted answers. The verifier decides which answers count as equal. A vote has the weight
+    1 (Wang et al., 2023, arXiv:2203.11171) or the completion's score (Li et al., 2023,
+    arXiv:2206.02336). Without any extracted answer, the first completion is chosen.
     """
     weigh = VOTES.get(method)
     if weigh is None:
@@ -59,7 +59,7 @@ def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mappin
 
 
 def _reward(node: Node) -> float:
-    # An unjudged completion is chosen only if no completion was judged.
+    # An unjudged completion ranks below every judged one, so it wins only if none was judged.
     return -inf if node.reward is None else node.reward
 
 

@@ -22,8 +22,9 @@ class Drawer:
     """Samples children of nodes and scores them.
 
     sampling: sampling settings of whole completions. step: text that ends a step. block: number of
-    draws that share one prefill of their prefix. Random numbers depend on the problem, the node and
-    the index of the block. scorer: None: nodes have no scores.
+    siblings that one generator call draws after a shared prefix. Random numbers depend on the
+    problem, the node and the index of the block. scorer: scores the drawn nodes; None: nodes have
+    no scores.
     """
 
     generator: Generator
@@ -34,7 +35,7 @@ class Drawer:
     scorer: Judge | None = None
 
     def run(self, searches: Sequence[Asking]) -> None:
-        """Advance all searches in lockstep until each has ended."""
+        """Advance all searches together, one request per search at a time, until all have ended."""
         # The requests of all searches go into one call, which fills the slots of the engine.
         asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
         while asking:
@@ -42,7 +43,7 @@ class Drawer:
             asking = [(one, asked) for one, _ in asking if (asked := next(one, None)) is not None]
 
     def draw(self, asked: Sequence[Draw]) -> None:
-        """Draw the requested children that do not exist yet."""
+        """Sample the requested children of nodes that were not sampled for an earlier request."""
         wanted: dict[Kind, dict[Node, int]] = defaultdict(dict)
         for each in asked:
             last = each.first + each.count
@@ -72,12 +73,13 @@ class Drawer:
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
         """Return the sampling settings of a kind of draw.
 
-        The token limit suits the shortest node; completions of longer nodes are cut later.
+        The token limit suits the node with the fewest tokens; children of longer nodes are cut
+        later.
         """
         shortest = min(len(node.tokens) for node in nodes)
         changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
         if kind in STEPS:
-            # A step ends where its separator does: the generator then stops there.
+            # A step ends with its separator, so the separator is a stop string.
             changes["stop"] = (*self.sampling.stop, self.step)
         if kind.startswith("greedy"):
             changes["temperature"] = 0.0
@@ -94,7 +96,7 @@ class Drawer:
 def judged(judge: Judge, nodes: Sequence[Node], by_row: bool = True) -> list[tuple[Node, Verdict]]:
     """Return nodes with their verdicts. Nodes of one problem form one group.
 
-    by_row: use the verifier that the row names, if any.
+    by_row: judge with the verifier that the row names, if any.
     """
     of_problem: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:

@@ -27,8 +27,8 @@ Key = tuple[str, int | None]
 class _Tally:
     """Results of one row of the table.
 
-    rights: result by problem id, None if not judged. costs: (tokens, completions) of each problem.
-    scores: scorer value of each problem's answer.
+    rights: 1.0 or 0.0 (right or wrong), or a share, by problem id; None if not judged. costs:
+    (tokens, completions) of each problem. scores: scorer value of each problem's answer.
     """
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
@@ -82,7 +82,7 @@ class Searching:
         searches = self._searched(roots)
         found = [node for each in searches.values() for one in each for node in one.found]
         found += [root.drawn["greedy"][0] for root in roots]
-        # Searches share nodes, so each completion is judged once.
+        # Searches share nodes, so each distinct node is judged only once.
         for node, verdict in judged(self.verifiers, list(dict.fromkeys(found))):
             node.verdict = verdict
         for budget in self.budgets:
@@ -97,9 +97,9 @@ class Searching:
             self._add_base(one)
 
     def _searched(self, roots: Sequence[Node]) -> dict[tuple[str, int], list[Search]]:
-        """Run the searches of all methods, and plain sampling, in lockstep."""
+        """Run the searches of all methods, and plain sampling, with shared generator calls."""
         longest = self.drawer.limits.longest
-        # Plain sampling always runs: the baseline and the oracle are computed from its samples.
+        # Plain sampling always runs: the baseline and the oracle are computed from plain samples.
         found = {
             (method, budget): [Search(root, budget, longest, self.shape) for root in roots]
             for method in dict.fromkeys([PLAIN, *map(_drawn_as, self.methods)])
@@ -126,9 +126,10 @@ class Searching:
     def _add_base(self, search: Search) -> None:
         """Add the baselines: greedy decoding and one sample.
 
-        One sample is the mean over the plain samples that fit the budget at their maximum length.
+        The baseline ``one_sample`` is the mean over the plain samples that the budget covers even
+        at maximum length.
         """
-        # Later samples exist only because earlier ones were short, which would bias the mean.
+        # Further samples exist only if earlier samples were short, which would bias the mean.
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

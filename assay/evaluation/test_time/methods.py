@@ -1,6 +1,7 @@
 """Search methods. Each method spends a budget of tokens on one problem.
 
-A method is a Python generator: it yields requested draws, and reads the children when it continues.
+A method is a Python generator: the method yields requests for draws, and reads the drawn children
+when it continues.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Found = Generator[Sequence[Draw], None, list[list[Node]]]
 class Shape:
     """Shape of a tree.
 
-    expand: children per node. ahead: number of greedy lookahead steps. exploration: constant of
-    PUCT.
+    expand: children per node. ahead: number of greedy steps that are sampled after a prefix before
+    the prefix is scored. exploration: constant of PUCT.
     """
 
     expand: int = 4
@@ -36,7 +37,7 @@ class Search:
 
     longest: maximum length of a completion, at most ``budget``. found: whole completions, in order
     of drawing. spent: tokens that the policy sampled for this search; a shared prefix counts once.
-    visits, values: statistics of tree nodes, for methods that use them.
+    visits, values: visit counts and summed scores of nodes, for tree search.
     """
 
     root: Node
@@ -52,9 +53,9 @@ class Search:
     def affords(self, open_nodes: Iterable[Node], reserves: bool = False) -> int:
         """Return how many draws of maximum length from these nodes the budget allows.
 
-        reserves: hold back the tokens of one completion until the first is found.
+        reserves: reserve the tokens of one whole completion until a whole completion is found.
         """
-        # A draw may reach the longest completion, so its maximum length must fit the budget.
+        # A draw may reach the maximum completion length, so the budget must cover that length.
         room = self.longest - min(len(node.tokens) for node in open_nodes)
         kept = self.longest if reserves and not self.found else 0
         return max(0, (self.budget - self.spent - kept) // room)
@@ -63,7 +64,7 @@ class Search:
         """Sample new children of each node and charge their tokens; return one list per node."""
         draws: list[Draw] = []
         for node, count in asked:
-            # Draws are numbered per node, so that searches share the children of a node.
+            # Each search numbers its draws of a node from 0, so all searches share the children.
             draws.append(Draw(node, kind, self._taken[node, kind], count))
             self._taken[node, kind] += count
         yield draws
@@ -85,9 +86,9 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
     """Beam search: keep the best prefixes at each step; start again while budget is left.
 
     If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
-    al., 2024, arXiv:2408.03314, section 5.1). apart: one tree per kept prefix, and the best prefix
-    of each tree is kept (diverse verifier tree search, Beeching et al., 2024). ahead: rank a prefix
-    by its score after greedy lookahead steps.
+    al., 2024, arXiv:2408.03314, section 5.1). apart: grow one tree per kept prefix, and keep only
+    the best prefix of each tree (diverse verifier tree search, Beeching et al., 2024). ahead: rank
+    a prefix by its score after greedy lookahead steps.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):
@@ -100,7 +101,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             room = search.affords(nodes, ahead)
             if not room:
                 break
-            # Near the end of the budget, nodes get fewer children, and the last nodes get none.
+            # When the budget nears its end, nodes get fewer children, and the last nodes get none.
             asked = [(node, min(count, max(1, room // len(nodes)))) for node in nodes[:room]]
             found = iter((yield from search.draw(asked)))
             children = [
@@ -135,14 +136,14 @@ def mcts(search: Search) -> Asking:
     while room := search.affords([leaf], reserves=True):
         ((*drawn,),) = yield from search.draw([(leaf, min(search.shape.expand, room))])
         known = below.setdefault(leaf, [])
-        # Equal steps are one node; as two nodes they would divide the prior of the step.
+        # Equal steps are merged into one node, because two nodes would divide the step's prior.
         new = _distinct([*known, *drawn])[len(known) :]
         known += new
         for child in new:
             for node in (*child.lineage(), search.root):
                 search.visits[node] += 1
                 search.values[node] += child.score or 0.0
-        # A finished completion cannot be expanded, and visiting it again would use no budget.
+        # A finished completion cannot be expanded; visiting it again costs no tokens: endless loop.
         closed.update(child for child in new if child.finished)
         for node in leaf.lineage():
             if all(child in closed for child in below[node]):
@@ -157,12 +158,12 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
     """Return the node to expand, following the largest upper bound from the root."""
     node = search.root
     while node in below:
-        # The maximum is subtracted before exp(), because a long step's probability is 0 as a float.
+        # The maximum is subtracted before exp(), because exp() underflows to 0 for a long step.
         best = max(child.logprob for child in below[node])
         total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])
 
-        # Loop variables as defaults, because a closure would read their later values.
+        # Loop variables are defaults, because a closure would read the variables' later values.
         def bound(
             child: Node, total: float = total, spread: float = spread, top: float = best
         ) -> float:
@@ -189,7 +190,7 @@ def _ahead(
 
 
 def _distinct(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes without later nodes of the same tokens."""
+    """Return the nodes in order; among nodes with equal tokens, only the first."""
     found: dict[bytes, Node] = {}
     for node in nodes:
         found.setdefault(node.tokens.tobytes(), node)

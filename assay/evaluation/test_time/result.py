@@ -20,11 +20,12 @@ class SearchRow:
     """One method with one budget.
 
     budget: tokens per problem; None for a method without a budget. accuracy: share of problems
-    whose answer passed. stderr: standard error over problems. gain, gain_stderr: difference from
-    one sample, paired by problem. tokens, completions: mean tokens drawn and mean number of whole
-    completions per problem. score: mean scorer value of the answers; None without a scorer.
-    by_problem: result by problem id, 1.0 or 0.0, or a share over several completions.
-    num_not_judged: number of problems left out because their answer was not judged.
+    whose answer passed. stderr: standard error over problems. gain, gain_stderr: difference in
+    accuracy from the row ``one_sample``, paired by problem, and its standard error. tokens,
+    completions: mean tokens drawn and mean number of whole completions per problem. score: mean
+    scorer value of the answers; None without a scorer. by_problem: 1.0 (right), 0.0 (wrong), or a
+    share over several completions, by problem id. num_not_judged: number of problems left out
+    because their answer was not judged.
     """
 
     method: str
@@ -51,11 +52,12 @@ class SearchRow:
     ) -> SearchRow:
         """Build a row from one answer per problem.
 
-        rights: result by problem id; None if not judged. costs: (tokens, completions) of each
-        problem. scores: scorer value of each answer. base: `by_problem` of one sample.
+        rights: 1.0 (right), 0.0 (wrong), or a share, by problem id; None if not judged. costs:
+        (tokens, completions) of each problem. scores: scorer value of each answer. base:
+        `by_problem` of one sample.
         """
         known = {id: right for id, right in rights.items() if right is not None}
-        # Paired by problem, which removes the differences in difficulty from the error.
+        # The gain is paired by problem, which removes differences in difficulty from its error.
         gains = Paired.of(base or {}, known, known).differences
         scored = [score for score in scores if score is not None]
         return cls(
@@ -96,8 +98,9 @@ class SearchResult:
     """Results of every method and budget on the same problems, with the baseline.
 
     rows: first ``greedy`` and ``one_sample``; then for each budget the methods and ``oracle``, the
-    share of problems for which any plain sample passes (pass@n). longest: tokens of the longest
-    completion. step: text that ends a step. out: the file of trees, if any.
+    share of problems for which any plain sample passes (pass@n). longest: maximum length of a
+    completion in tokens. step: text that ends a step. out: the file with the sampled trees, if one
+    was requested.
     """
 
     model: str

@@ -29,7 +29,7 @@ class Scorer:
     """Scores completions.
 
     scores_beginnings: whether scores of partial completions are meaningful. split: step separator
-    of a process model; None for other scorers.
+    of a process reward model; None for other scorers.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Scorer:
 def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitStack) -> Scorer:
     """Load the named scorer, so that errors occur before sampling. ``stack`` closes it.
 
-    reduce: how a process model combines step scores; None: its own setting. Raises VerifierError,
-    RunError or ConfigError.
+    reduce: how a process reward model combines step scores; None: the model's own setting. Raises
+    VerifierError, RunError or ConfigError.
     """
     if reduce is not None and reduce not in REDUCE:
         remedy = did_you_mean(reduce, REDUCE)
@@ -67,12 +67,13 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
             )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})
-    # Scores of rows with different verifiers could not be compared, so tags have no effect here.
+    # One scorer scores all rows whatever their tags: scores of several could not be compared.
     data = config.data.model_copy(update={"verifier": expression, "verifier_by_tag": {}})
     changed = config.model_copy(update={"verification": settings, "data": data})
     service = open_verifiers(changed, stack)
     service.check([expression])
-    # Built-in verifiers need a final answer. Reward models and user functions may score a prefix.
+    # Built-in verifiers need a final answer, so they cannot score a partial completion.
+    # Reward models and user functions may score a partial completion.
     known = {term.partition("@")[0] for term in terms} & BUILT_IN.keys()
     of_parts = known <= {OUTCOME, PROCESS}
     split = None
@@ -98,7 +99,7 @@ def _kind_of(folder: str, name: str) -> str:
     facts: dict[str, Any] = read_json(place / FACTS_FILE) or {}
     if facts.get("verifier") in (OUTCOME, PROCESS):
         return facts["verifier"]
-    # A model that Assay did not train has no facts file; its architecture shows the kind of head.
+    # A model not trained by Assay has no facts file: its architecture shows the kind of its head.
     named = (read_json(place / "config.json") or {}).get("architectures")
     architectures = named if named and isinstance(named, list) else ["no model"]
     for end, verifier in _HEADS.items():

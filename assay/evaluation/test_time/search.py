@@ -87,7 +87,7 @@ def search(
     """
     sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
     asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
-    # Every method samples several children of a node, which greedy decoding would repeat.
+    # Every method samples several children of a node, and greedy children would all be equal.
     configuration.check_siblings(2, temperature)
     if out is not None:
         check_output(Path(out))
@@ -141,7 +141,7 @@ def _open(
     limit: int | None,
     stack: ExitStack,
 ) -> tuple[SamplingSession, Scorer | None, Sequence[Problem]]:
-    """Open verifier, scorer and problems, check the problems against both, then load the model."""
+    """Open verifier and scorer, check that both support the problems, then load the model."""
     check_sampling(config)
     if config.server.url is not None:
         found, accepted = (
@@ -150,7 +150,7 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
-    # The default effort is checked here, the efforts of rows when the rows are known.
+    # Only the default effort can be checked here, because the rows are not read yet.
     _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
     scorer = _open_scorer(asked, config, stack)
@@ -240,7 +240,7 @@ def _drawer(
     shape: Shape,
     scorer: Scorer | None,
 ) -> Drawer:
-    """Create the drawer of a model; its generator then also renders prompts with a prefix."""
+    """Create the drawer of a model and let the generator also render prompts with a prefix."""
     session.generator.render = PrefixRenderer(session.renderer)
     tokenizer = session.tokenizer
 

@@ -22,7 +22,7 @@ STEPS: tuple[Kind, ...] = ("step", "greedy_step")
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits of completions: maximum tokens, stop strings, and the tokenizer's ``decode``."""
+    """Limits of completions: maximum tokens and stop strings. ``decode`` turns tokens to text."""
 
     longest: int
     stop: tuple[str, ...]
@@ -41,10 +41,10 @@ class Node:
 
     path: indices of the draws on the way from the root. Random numbers are keyed by the problem and
     the path. own: tokens after those of the parent. cost: number of own tokens that the policy
-    sampled. logprob: log-probability of the own tokens under the sampling distribution.
-    finish_reason: None if the completion can continue. score, reward: results of the scorer; None
-    without a scorer, or if the scorer did not judge the node. verdict: the verifier's verdict, for
-    a completion that a search may choose.
+    sampled, without injected tokens. logprob: log-probability of the own tokens under the sampling
+    distribution. finish_reason: None if the completion can continue. score, reward: results of the
+    scorer; None without a scorer, or if the scorer did not judge the node. verdict: the verifier's
+    verdict, only for a whole completion.
     """
 
     problem: Problem
@@ -77,7 +77,7 @@ class Node:
         return replace(self.problem, id=f"{self.problem.id}|{self.path}", spec=spec, draw=0)
 
     def lineage(self) -> Iterator[Node]:
-        """Yield the node, its parent and so on, without the root."""
+        """Yield the node and all its ancestors, nearest first, without the root."""
         node: Node | None = self
         while node is not None and node.parent is not None:
             yield node
@@ -86,13 +86,13 @@ class Node:
     def add(self, kind: Kind, completion: Completion, limits: StepLimits) -> Node:
         """Add a drawn continuation as the next child of a kind, cut to the longest completion."""
         room = limits.longest - len(self.tokens)
-        # One call samples nodes of different lengths, so a longer node may exceed its limit.
+        # One call draws children of short and long nodes, so a child may exceed the maximum length.
         own = completion.tokens[:room]
         tokens = np.concatenate([self.tokens, own]).astype(np.int32)
         reason: FinishReason | None = completion.finish_reason
         if len(own) < len(completion.tokens):
             reason = "length"
-        # Decoded as a whole: the bytes of one character may belong to two draws.
+        # All tokens are decoded together, because the bytes of one character may span two draws.
         text = limits.decode(tokens[: len(tokens) - (reason == "eos")])
         if reason == "stop_string" and limits.goes_on(kind, text):
             reason = None if len(tokens) < limits.longest else "length"
@@ -128,7 +128,10 @@ class Node:
 
 
 def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
-    """Return nodes of one problem as a group to judge. by_row: use the row's own verifier."""
+    """Return nodes of one problem as a group to judge.
+
+    by_row: judge with the verifier that the row names.
+    """
     problem, prompt = nodes[0].problem, nodes[0].prompt
     problem = problem if by_row else replace(problem, verifier=None)
     return Group(problem, prompt, tuple(node.completion() for node in nodes))

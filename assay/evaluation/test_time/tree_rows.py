@@ -1,7 +1,8 @@
 """Trees as rows: whole completions with their steps, for step labels, value targets and SFT.
 
-``assay verify`` and data transforms read a row's completion and verdict, ``[sft]`` its prompt and
-completion, and ``[reward_model]`` of kind ``process`` its ``step_ends`` and ``labels``.
+``assay verify`` and data transforms read the completion and verdict of a row. A ``[sft]`` stage
+reads the prompt and completion. A ``[reward_model]`` stage of kind ``process`` reads ``step_ends``
+and ``labels``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _steps(
         found.end
         for found in split_steps(problem, completion, Places(completion, None), step, "all")
     ]
-    # The process model may split elsewhere: a step belongs to the node that contains its end.
+    # The process model may split the text elsewhere: a step gets the node that contains its end.
     of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
     if not ends:
         return {}
