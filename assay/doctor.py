@@ -138,7 +138,7 @@ def _check_packages() -> Iterator[Checked]:
         remedy = f'run  pip install "{accepted}"'
         try:
             installed = version(wanted.name)
-            # Metadata alone do not show that compiled files fit this version of Python.
+            # Imported, because metadata do not show that compiled files fit this Python.
             import_module(wanted.name.replace("-", "_"))
         except PackageNotFoundError:
             yield Checked(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
@@ -231,7 +231,7 @@ def _check_memory() -> Iterator[Checked]:
         yield Checked("memory", "note", "cannot be read on this system")
         return
     facts = dict(line.split(":", 1) for line in lines)
-    # MemAvailable counts file caches that the kernel can free; MemFree does not.
+    # MemAvailable is read, not MemFree, because it counts file caches that the kernel can free.
     total, free = (int(facts[key].split()[0]) / 2**20 for key in ("MemTotal", "MemAvailable"))
     # /proc/meminfo shows the host's memory, not the limit of a container.
     limit = (memory_mib() or float("inf")) / 1024

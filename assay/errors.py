@@ -167,7 +167,7 @@ def edits(one: str, other: str) -> int:
         row = [i]
         for j, wanted in enumerate(other, 1):
             row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted)))
-            # Swapped neighbors are the commonest typo, so a swap costs one edit and not two.
+            # Two swapped letters are the commonest typo, so a swap costs one edit and not two.
             if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
                 row[-1] = min(row[-1], rows[-2][j - 2] + 1)
         rows.append(row)
@@ -227,7 +227,7 @@ def line_of(error: BaseException, *ours: str) -> str:
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     passed = (*ours, importlib.__file__)
     package = f"{Path(__file__).parent}{os.sep}"
-    # Frames of the import system are named "<frozen ...>" and show no line of the user.
+    # Frames of Python's import system ("<frozen ...>") are skipped: they show no line of the user.
     theirs = [one for one in frames if one[0] not in passed and "<frozen " not in one[0]]
     theirs = [one for one in theirs if not one[0].startswith(package)] or theirs
     lines = [line for name, line in theirs if name == theirs[0][0]]

@@ -80,10 +80,10 @@ def tiny_model(
             "n_head": 4,
             "n_positions": max_positions,
         }
-    # Default ids of some families (GPT-2: 50256) lie outside this small vocabulary.
+    # Ids are set here, because some default ids (GPT-2: 50256) lie outside the small vocabulary.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(family, **sizes, **tokens)
-    # fork_rng restores the caller's random state; without devices it does not initialize CUDA.
+    # fork_rng restores the caller's random state; devices=[] keeps it from initializing CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)

@@ -184,7 +184,7 @@ class Completion:
             id=id,
             text=text,
             finish_reason=finish_reason,
-            # Verifiers of length read the number of tokens, although the ids are unknown here.
+            # Token ids are unknown here, but verifiers of length need the right number of tokens.
             tokens=np.zeros(num_tokens, np.int32),
             behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),

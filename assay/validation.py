@@ -96,7 +96,7 @@ def complain(
     if error["type"] == "value_error" and not path:
         return _complain_about_whole(str(error["ctx"]["error"]), where, lines, overridden)
     if error["type"] in ("missing", "too_long") and path and isinstance(path[-1], int):
-        # pydantic locates a wrong length at an item of the list; the message names the list.
+        # pydantic locates a wrong length at an item of the list, but the message names the list.
         path = path[:-1]
     # pydantic locates an invalid key of a table by the name "[key]" after the key itself.
     if path and path[-1] == "[key]":
@@ -177,7 +177,7 @@ def _nearest_key(names: Sequence[str], root: type[BaseModel]) -> str:
         near = nearest(leaf, known)
         candidates = [".".join([*parents, name]) for name in near]
     if not candidates:
-        # Reversed, so that the first section with a key of this name wins.
+        # Sections are visited in reverse, so that the first section with a key of this name wins.
         leaves = {key.split(".")[-1]: key for key in reversed(everywhere)}
         candidates = [leaves[n] for n in nearest(leaf, leaves, 0.8)]
     for name in nearest(leaf, root.model_fields, 0.8)[:1] if not candidates else ():
@@ -282,7 +282,7 @@ def table_section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _model_at(names: Sequence[str], root: type[BaseModel]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
-    # Set after the name of a dictionary of sections: the user chose the next name of the path.
+    # After the name of a dictionary of sections, the next name of the path is the user's choice.
     table: Any = None
     for name in names:
         if table is not None:

@@ -50,7 +50,7 @@ class Confidence:
 
     name: one of `CONFIDENCES`. when: the steps, as text. count: number of predictions. groups:
     number of groups (prompts) whose completions were used as predictions. interval: 95 % interval
-    of the accuracy.
+    of the accuracy of these completions.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Diversity:
 
     answers: mean number of distinct answers per group; all correct answers count as one answer.
     solutions: mean number of distinct solutions per group, where a solution is the sequence of
-    numbers in a text. texts: mean share of distinct texts. size: mean group size.
+    numbers in a text. texts: mean share of distinct texts among a group's completions. size: mean
+    group size.
     """
 
     step: int
@@ -245,7 +246,7 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 
 
 def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return the share of the votes of a group's most frequent answer, and whether it is right."""
+    """Return the vote share of a group's most frequent answer, and whether that answer is right."""
     votes = Counter(answers_of(group))
     # With a single vote the share is always 1 and says nothing about confidence: no prediction.
     if votes.total() < 2:
@@ -269,16 +270,16 @@ def stated_confidence(text: str) -> float | None:
     for match in _STATED.finditer(text):
         percent = match["percent"] or match["sure"]
         share = float(percent) / 100 if percent else float(match["share"])
-        # A number such as 200 % is a figure of speech and no confidence.
+        # A number such as 200 % is a figure of speech and no confidence, so it is skipped.
         value = share if share <= 1.0 else value
     return value
 
 
 def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return one answer per completion: True if it passed, otherwise its extracted text.
+    """Return one answer per completion: True if the completion passed, else the extracted text.
 
-    All correct answers are equal for the verifier, whatever their text. Completions without an
-    answer are left out.
+    All correct answers count as equal (True), whatever their text. Completions without an answer
+    are left out.
     """
     return [
         True if row["status"] == "passed" else row["extracted"]
@@ -289,7 +290,7 @@ def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _diversity(step: int, rows: Sequence[dict[str, Any]]) -> Diversity:
     groups = groups_of(rows)
-    # Some completions may be unjudged, and pass@k needs k judged ones in every group.
+    # Unjudged completions are left out, so k is at most the size of the smallest judged group.
     least = min(map(len, groups))
     ks = [k for k in (1, *(2**n for n in range(1, 12))) if k < least] + [least]
     passed = [sum(row["status"] == "passed" for row in group) for group in groups]

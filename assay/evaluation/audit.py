@@ -1,9 +1,10 @@
 """People label the completions on which two verifiers disagree: ``assay run audit RUN``.
 
-A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passes that
-the second verifier rejects and failures that it accepts. The queue also collects passes in which a
-step verifier finds a wrong step. People label the rows of the queue. Labelled rows form two sets,
-one of answers and one of steps, for ``assay verifier self-test --labelled FILE``.
+A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passed
+completions that the second verifier rejects, and failed completions that it accepts. The queue also
+collects passes in which a step verifier finds a wrong step. People label the rows of the queue.
+Labelled rows form two sets, one of answers and one of steps, for ``assay verifier self-test
+--labelled FILE``.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def audit(
     below: float = 0.5,
     **how: Unpack[JudgeOptions],
 ) -> AuditResult:
-    """Queue completions on which a second verifier disagrees; return the state of the audit.
+    """Queue completions on which a second verifier disagrees with the run's; return the audit.
 
     second: expression of the second verifier; None: only count the labels, without judging. count:
     maximum number of new rows in the queue, half of the rows of each kind if possible. among:

@@ -220,10 +220,10 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
 
 
 def drawn_groups(rows: Sequence[dict[str, Any]], most: int, seed: str) -> list[dict[str, Any]]:
-    """Return all rows, or whole groups drawn at random until they have at least ``most`` rows."""
+    """Return all rows, or random whole groups with at least ``most`` rows in total."""
     if len(rows) <= most:
         return list(rows)
-    # Whole groups, because votes and pass@k need all siblings of a problem.
+    # Whole groups are drawn, because votes and pass@k need all siblings of a problem.
     groups = sorted({row["group_id"] for row in rows})
     random.Random(seed).shuffle(groups)
     taken: list[dict[str, Any]] = []
@@ -271,7 +271,7 @@ def _shown_by(completion: Completion) -> frozenset[str] | None:
 
 
 def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
-    # groupby joins adjacent items only, hence the sort.
+    # groupby joins adjacent items only, so the items are sorted first.
     by_moment = {
         moment: list(some)
         for moment, some in groupby(
@@ -303,7 +303,7 @@ def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
 def _columns(by_moment: Mapping[tuple[str, int | None], Sequence[Read]]) -> dict[str, Rates]:
     """Return the table's columns: the untrained model, first and last steps, passed, failed."""
     columns: dict[str, Rates] = {}
-    # Step 0 is the untrained model: training must be compared with its base, not with zero.
+    # Step 0 is the untrained model, whose rates are the baseline of the trained model.
     for (source, step), some in by_moment.items():
         if source != TRAINING and step == 0:
             columns[f"{source}, step 0"] = rates_of(some)

@@ -67,14 +67,13 @@ def compare(
         found.sets[0].gain.value, found.sets[0].gain.interval, found.sets[0].p_value
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
-    `evaluate`), which are judged again. If only one model is a run, its sampling settings apply to
-    both models. problems: sources, each measured as a separate set, or rows. out_of_domain: sets
-    outside the training distribution, which reveal forgetting. judge: ``pairwise``, which queries
-    the judge of ``verification.options.judge`` in both orders; or a verifier: the completion with
-    the higher reward wins. max_problems: use only the first problems of each set. out: a JSONL file
-    for all completions; a later comparison can read the file as ``a`` or ``b``. fitting: sources
-    from which prompts that do not fit the context are dropped. adapter: an adapter that is loaded
-    on ``b`` only, so that both models may share one base model.
+    `evaluate`), which are judged again. If only one model is a run, that run's sampling settings
+    apply to both. problems: rows, or sources (each a separate set). out_of_domain: sets unlike the
+    training data. judge: ``pairwise`` (the judge of ``verification.options.judge``, queried in both
+    orders) or a verifier (the higher reward wins). max_problems: use only the first problems of
+    each set. out: a JSONL file for all completions, which a later call reads as ``a`` or ``b``.
+    fitting: sources in which prompts that exceed the context are left out. adapter: loaded on ``b``
+    only, so that both models may share one base model.
 
     The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
@@ -167,7 +166,7 @@ class _Measured:
 def _sources(
     problems: Rows, out_of_domain: Rows, out: Path | str | None
 ) -> list[tuple[str | Source, bool]]:
-    """Return (source, whether out of domain) pairs. Raises if ``out`` is one of the sources."""
+    """Return (source, whether out of domain) pairs; raises ConfigError if one is ``out``."""
     if out is not None:
         check_output(Path(out))
     near, far = as_sources(problems), as_sources(out_of_domain)
@@ -266,10 +265,7 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems.
-
-    With a preference judge, problems may lack what the verifiers need.
-    """
+    """Open a source of problems; with a preference judge, rows may lack an expected answer."""
     check = verifiers.check_problem if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
@@ -303,8 +299,8 @@ class _Unverified:
 class _Asked:
     """A model to sample from.
 
-    file: output for every completion. keeps: whether groups are stored for a preference judge.
-    kept: log of finished completions, from which a killed comparison continues.
+    file: output for every completion. keeps: whether sampled groups are stored for a preference
+    judge. kept: log of finished completions, from which a repeated call continues.
     """
 
     name: str

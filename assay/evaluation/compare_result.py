@@ -22,14 +22,14 @@ class ComparedSet:
     """Difference between two models on one set of problems.
 
     a, b: evaluations of model A and model B; ``pass_at_1`` is the accuracy. gain: accuracy of B
-    minus A on problems judged for both, with a 95 % interval; None without such problems. p_value:
-    exact test of no difference (`sign_flip_p`; McNemar's test with one completion per problem).
-    p_value_of_all: the p value after Holm's correction for the number of sets. better, worse: ids
-    of problems on which B is better or worse, largest change first. characters: mean completion
-    length of A and of B in characters. wins: share of pairs in which the judge prefers B; a tie
-    counts half. wins_at_equal_length: the win rate adjusted to equal completion lengths.
-    not_compared: reason why the preference judge has no result. left_out: ids of problems whose
-    prompts do not fit one of the models.
+    minus accuracy of A on problems judged for both models, with a 95 % interval; None if no problem
+    was judged for both. p_value: exact test of no difference (`sign_flip_p`; McNemar's test with
+    one completion per problem). p_value_of_all: the p value after Holm's correction for the number
+    of sets. better, worse: ids of problems on which B is better or worse, largest change first.
+    characters: mean completion length of A and of B in characters. wins: share of pairs in which
+    the judge prefers B; a tie counts half. wins_at_equal_length: the win rate of B, adjusted to
+    equal completion lengths. not_compared: reason why the preference judge has no result. left_out:
+    ids of problems whose prompts do not fit one of the models.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CompareResult:
     def __str__(self) -> str:
         return self.text()
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -112,7 +112,7 @@ def compared(
     """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
     both = Paired.of(a.by_problem, b.by_problem)
-    # Printed lists are short, so the problems with the largest change come first.
+    # Printed lists are cut after a few problems, so the largest changes come first.
     size = dict(zip(both.ids, map(abs, both.differences), strict=True))
     return ComparedSet(
         name,

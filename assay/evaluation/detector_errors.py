@@ -77,8 +77,9 @@ def errors_on(
 ) -> Mapping[str, DetectorError]:
     """Measure a detector on labelled rows, once per behavior.
 
-    key: row key that names the behavior of a passage; the detector's verdict has a component of the
-    same name. labelled: status that the label of a row has if the passage shows the behavior.
+    key: key of a row that names the labelled behavior; the detector's verdict has a component with
+    the name of the behavior. labelled: status that the label of a row has if the passage shows the
+    behavior.
     """
     judge = resolve(verifier).judge
     counts: Counter[tuple[str, bool, bool]] = Counter()

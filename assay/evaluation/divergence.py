@@ -65,11 +65,11 @@ def divergence(
         every = load_problems(problems, on_bad_row="skip", limit=count)
         asked = keep_fitting(every, session.renderer, "skip")
         groups = session.generator.generate(asked, plain(config.sampling), 1)
-        # The reference scores the same token ids, so every id must stand for the same text.
+        # The reference scores the model's token ids, so every id must mean the same text for both.
         vocabulary = session.loaded.tokenizer.get_vocab()
         batch = pack(groups, [[GOOD]] * len(groups), next(session.loaded.model.parameters()).device)
         logprobs_T = _logprobs(session.loaded.model, batch)
-        # Free the first model before the second is loaded: only one has to fit in memory.
+        # The first model is freed before the second is loaded, so that only one must fit in memory.
         del session
     loaded = load_model(other.model, other.run.device, other.run.seed)
     if loaded.tokenizer.get_vocab() != vocabulary or not batch.sampled_T.any():
@@ -88,7 +88,7 @@ def plain(sampling: SamplingConfig) -> SamplingConfig:
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: Batch) -> Tensor:
-    # In float64, because k3 subtracts nearly equal numbers if the models differ little.
+    # Computed in float64, because k3 subtracts nearly equal numbers if the models differ little.
     logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
     for part in batch.split(TOKENS_AT_ONCE, "plain"):
         found = token_logprobs(model, part, temperature=1.0, layout="plain")

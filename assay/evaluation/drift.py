@@ -35,7 +35,8 @@ class Version:
     problems: number of clusters. order: Spearman's rank correlation of this version's rewards with
     those of the first version. to_passed, to_failed: numbers of verdicts that changed to *passed*
     and to *failed*. compared: number of completions that this version and the first version judged.
-    Values are None if no completion was judged by both versions, or if the rewards are constant.
+    Rates and means are None without judged completions; ``order`` is also None for constant
+    rewards.
     """
 
     file: str
@@ -81,7 +82,7 @@ class Drift:
         )
         return lined(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 

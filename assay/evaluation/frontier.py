@@ -83,7 +83,7 @@ class Frontier:
         about = f"{self.points[0].num_problems} problems, {self.num_samples} {noun} of each"
         return "\n".join([*aligned(rows), f"{about}, temperature {self.temperature:g}"])
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -105,9 +105,9 @@ def frontier(
 
     budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget; default:
     three fractions of the maximum completion length, and ``none``. modes: think modes to measure.
-    Given efforts and modes replace the efforts and modes of the rows. A mode without thinking is
-    measured once. out: a JSON file; the figure is written next to the file, as SVG. The other
-    parameters are those of `assay.evaluate`. Raises UserError for invalid input.
+    Efforts and modes in the arguments replace the efforts and modes of the rows. A mode without
+    thinking is measured once. out: a JSON file; the figure is written next to the file, as SVG. The
+    other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:
@@ -120,7 +120,7 @@ def frontier(
             raise ConfigError(message("--out", str(out), "a JSON file; its figure is an SVG"))
         check_output(Path(out))
         check_output(figure)
-        # matplotlib is checked before sampling, which may take hours.
+        # A missing matplotlib is reported before sampling, because sampling may take hours.
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingExtra.of("matplotlib", "figures", "the figure of a frontier")
     with ExitStack() as stack:
@@ -241,7 +241,7 @@ def draw(found: Frontier, path: Path) -> None:
     """Write the figure as SVG. Equal results give identical files."""
     import matplotlib
 
-    # The SVG backend needs no display.
+    # The SVG backend is selected, because it works on a machine without a display.
     matplotlib.use("svg")
     from matplotlib import pyplot
 
@@ -272,7 +272,7 @@ def draw(found: Frontier, path: Path) -> None:
         if any(one.mode is not None for one in found.points):
             axis.legend(frameon=False)
         figure.tight_layout()
-        # Without a date, the same numbers give the same file.
+        # The date is left out of the SVG, so that equal numbers give equal files.
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 

@@ -47,8 +47,8 @@ class GateResult:
     """Result of a gate.
 
     model: name of the candidate. against: name of the model with which the candidate was compared.
-    compared: one comparison for each effort. adapter: adapter that is loaded on the candidate, if
-    any.
+    compared: one comparison of both models for each effort. adapter: adapter that is loaded on the
+    candidate, if any.
     """
 
     model: str
@@ -79,7 +79,7 @@ class GateResult:
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
         return lined(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -101,17 +101,16 @@ def gate(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> GateResult:
-    """Compare a checkpoint with another model on problems that its run has never seen.
+    """Compare a checkpoint with another model on problems that its run has never used.
 
     problems, out_of_domain: sources of problems. against: the other model, by default the initial
-    model of the run. canaries: names in `CANARIES`, or files of canaries (test problems that tempt
-    a model to hack its reward or to fail), whose first tag is the kind of canary. strong: a
-    verifier that judges passed completions again. review: JSONL rows with a completion's ``id``,
-    ``by`` and ``ok``. out: JSONL file for every completion. The other parameters are those of
-    `compare`. The candidate's verifier judges rows that name no verifier.
+    model of the run. canaries: names in `CANARIES`, or files of canaries (problems that reveal
+    reward hacking), whose first tag is the kind. strong: a verifier that judges passed completions
+    again. review: JSONL rows with a completion's ``id``, the reviewer (``by``) and the decision
+    (``ok``). out: JSONL file for every completion. The other parameters are those of `compare`. The
+    candidate's verifier judges rows that name no verifier.
 
-    Raises DataError if a problem or a canary occurs in the run's data, UserError for other invalid
-    input.
+    Raises DataError if a problem or canary occurs in the run's data, UserError for other errors.
     """
     limits = read_thresholds(thresholds)
     reviewed = None if review is None else _read_review(Path(review))
@@ -119,7 +118,7 @@ def gate(
     checkpoint = find_checkpoint(str(options.get("adapter") or model))
     config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
     if options.get("verifier") is None and not config.data.verifier_by_tag:
-        # The candidate's verifier judges both models, even if the other model's run has another.
+        # The candidate's verifier judges both models, even if the other model's run has its own.
         options["verifier"] = config.data.verifier
     other = _other_model(against or config.model.path)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]

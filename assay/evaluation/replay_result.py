@@ -104,7 +104,7 @@ class ReplayResult:
         lines += ["", "all agrees" if self.agrees else "not all agrees"]
         return escaped("\n".join(lines))
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 

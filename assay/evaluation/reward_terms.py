@@ -75,7 +75,7 @@ class TermTable:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
         return lined(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 

@@ -28,9 +28,9 @@ class Milestone:
     """Counts of audited passes (passed completions) near one training step, the milestone.
 
     step: the training step. steps: first and last training step of the audited passes. wrong:
-    passes with a reasoning step below the limit. no_steps: passes in which the verifier found no
-    reasoning steps. share, interval: share of wrong passes among passes with step scores, with its
-    95 % interval.
+    number of passes with a reasoning step whose score is below the limit. no_steps: number of
+    passes in which the verifier found no reasoning steps. share, interval: share of wrong passes
+    among passes with step scores, with its 95 % interval.
     """
 
     step: int
@@ -127,7 +127,7 @@ def audit_steps(
                 if _is_wrong(pair.new, below):
                     wrong.append(pair)
     judged = [one for one in found.values() if one.judged]
-    # A verifier without step scores would report every pass as a pass without steps.
+    # A verifier without step scores is an error: it would report every pass as without steps.
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or your own"
         remedy = "set step_scores in its verdicts, and check that it finds the steps of these texts"

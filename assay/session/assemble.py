@@ -74,8 +74,8 @@ def open_verifiers(
 ) -> VerifierService:
     """Start the verifiers, which check rows before a model is loaded; ``stack`` ends them.
 
-    actors: use the configured verifier actors. Commands that open the teacher need these actors
-    (`ScaleConfig.teacher_actors`).
+    actors: use the configured verifier actors. Commands that open a teacher need the actors for the
+    teacher, too (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
@@ -207,7 +207,7 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
-    # A stage without sampling needs no room for a completion: its rows hold the completions.
+    # Without sampling, a prompt needs no room for a completion after it: rows hold completions.
     if room < 1 and not samples(config):
         return config.data.max_prompt_tokens
     if room < 1:
@@ -235,7 +235,8 @@ def read_problems(
 ) -> Problems:
     """Open the training and held-out problems; raises DataError for invalid rows or overlap.
 
-    No model is needed. check: validates training problems; default: the verifiers' own check.
+    No model is needed. check: function that validates training problems; default: the check of the
+    verifiers.
     """
     data = config.data
     judged = check or _training_check(config, verifiers)
@@ -278,7 +279,7 @@ def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what
     """Raise VerifierError if this machine cannot judge any of the rows."""
     reason = ""
     for problem in rows:
-        # Rows may be generated on demand, so reading stops at the first row that can be judged.
+        # Rows may be generated on demand, so no row is read after the first that can be judged.
         if not (why := verifiers.lacks(problem)):
             return
         reason = reason or why
@@ -442,7 +443,7 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
 def _check_sampling(sampling: SamplingConfig) -> None:
     """Reject truncated sampling (top-k, top-p, min-p): the learner uses the full distribution.
 
-    Truncated tokens could never lose probability; the remaining tokens could only gain it.
+    A truncated token is never sampled, so training could never change its probability by itself.
     """
     # With truncation, ratios and KL would compare the full with the truncated distribution.
     for key in ("top_k", "top_p", "min_p"):

@@ -1,8 +1,8 @@
 """Sampling from the completions endpoint of an OpenAI-compatible server: token ids in and out.
 
 Assay renders the prompts, as for the built-in engine, and sends token ids, so that no template of
-the server applies. vLLM, SGLang and llama.cpp accept token ids. A first request detects the
-server's features (`Offer`).
+the server applies. vLLM, SGLang and llama.cpp accept token ids. A first request detects which
+optional features the server supports (`Offer`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class CompletionServer(ServerGenerator):
             raise ConfigError(message(self.where, found, ACCEPTED))
         if reply.tokens is None:
             return
-        # Servers differ in whether they return the end token and show special tokens.
+        # Only some servers return the end token or show special tokens: compare all variants.
         decode = partial(self._outline.tokenizer.decode, clean_up_tokenization_spaces=False)
         read = [reply.tokens, reply.tokens[:-1]]
         ours = [decode(one, skip_special_tokens=skip) for one in read for skip in (True, False)]
@@ -251,7 +251,7 @@ class CompletionServer(ServerGenerator):
         if not extras:
             return body
         ends = {"stop_token_ids": list(self._outline.eos_ids)} if self._outline.eos_ids else {}
-        # -1 means no limit in vLLM, SGLang and llama.cpp.
+        # In vLLM, SGLang and llama.cpp, top_k = -1 means no limit.
         more = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p or 0.0}
         return body | NEUTRAL | EXTRAS | ends | more
 
@@ -265,7 +265,7 @@ def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterat
 
     longest: number of tokens of the longest reply. Raises ConfigError for an invalid URL.
     """
-    # The value is not shown, because a URL may contain a password.
+    # The message omits the invalid URL, because a URL may contain a password.
     if config.url is None or not is_url(config.url):
         raise ConfigError(f"server.url: accepted: {ADDRESS}")
     asked = Endpoint(
@@ -385,7 +385,7 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] 
 def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
     """Return the log-probabilities under the sampled distribution; empty: unknown.
 
-    Servers report the model's log-probabilities, before temperature and truncation.
+    Servers report log-probabilities of the model, from before temperature and truncation.
     """
     # Greedy decoding takes each token with probability 1.
     if sampling.temperature == 0:
@@ -403,7 +403,7 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _are_alike(one: str, other: str) -> bool:
-    """Whether two decoded texts of the same tokens agree, apart from incomplete characters.
+    """Whether two decoded texts of the same tokens are equal apart from incomplete characters.
 
     Servers decode the bytes of an incomplete character to a replacement character, or omit them.
     """

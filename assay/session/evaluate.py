@@ -40,7 +40,7 @@ class Judge(Protocol):
     """A source of verdicts: the verifier service or a pairwise judge."""
 
     def judging(self) -> AbstractContextManager[Judging]:
-        """Open a judging session; pending work is canceled when the context ends."""
+        """Open a judging session; pending judgements are canceled when the context ends."""
         ...
 
 
@@ -64,7 +64,7 @@ def sample_and_judge(
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
     """Sample one group per problem and judge it; judging overlaps with sampling.
 
-    cutoff: oversampling cutoff that selects the groups to return.
+    cutoff: oversampling cutoff, which returns only the groups that finish first.
     """
     rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as own:
@@ -212,7 +212,7 @@ class Evaluation:
             parts.append(f"{self.num_not_judged} not judged")
         return ", ".join(parts)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 

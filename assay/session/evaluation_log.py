@@ -101,7 +101,7 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
         if self._file is None:
             # The file is opened without a `with` block, because `__exit__` closes the file.
             self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
-            # Cut off the incomplete last line that a kill leaves.
+            # A kill may leave an incomplete last line, which must be cut off before the next write.
             self._file.truncate(self._size)
         return self._file
 

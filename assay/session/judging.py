@@ -67,7 +67,7 @@ def judged_rows(
     DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of all
     earlier rows.
     """
-    # An id is dropped when its verdict arrives, so that a file may have any number of rows.
+    # An id is forgotten when its verdict arrives: memory must not grow with the rows of a file.
     ids: dict[int, str] = {}
     failure: list[DataError] = []
 

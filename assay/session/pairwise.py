@@ -22,7 +22,7 @@ class PairwiseVerifiers:
     """Judges groups by comparing every pair of siblings in both orders.
 
     A completion's score is its win rate over the judged comparisons; a tie counts half. A
-    completion without any judged comparison is not judged. options: options of
+    completion without any judged comparison gets the verdict *not judged*. options: options of
     ``[verification.options.judge]``. Cost: group_size (group_size - 1) requests per group.
     """
 

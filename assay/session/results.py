@@ -88,7 +88,7 @@ class TrainResult:
             lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -155,7 +155,7 @@ class SampleResult:
             lines += [one_line(f"--- {', '.join(facts)} ---"), sample["completion"]]
         return escaped("\n".join(lines))
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -225,5 +225,5 @@ class DryRun:
             lines += [f"warning: {self.expected.warning}"] if self.expected.warning else []
         return "\n".join(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__

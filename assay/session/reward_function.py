@@ -98,7 +98,7 @@ class RewardFunction:
         row = {**(extra_info or {}), **gold}
         row = {key: value for key, value in row.items() if key not in ("prompt", "id", "tags")}
         row = {**row, **{new: row.pop(old) for old, new in columns.items() if old in row}}
-        # verl passes no prompt to a reward function, but a problem has one.
+        # verl passes no prompt to a reward function, so the problem gets a placeholder prompt.
         (verdict,) = self.judge(["(not given)"], [solution_str], [row])
         reward = self.not_judged if verdict.reward is None else verdict.reward
         found = {"score": reward, "acc": verdict.correct, "judged": verdict.judged}

@@ -143,8 +143,8 @@ class _Trial:
 
     def prove(self, found: Found) -> dict[int, str]:
         """Return {row: error} for rows that fail with every tried answer from working rows."""
-        # The cause of a failure may be the answer and not the row.
-        # Only a row that fails with answers that worked on other rows is at fault.
+        # The cause of a failed call may be the row's answer and not another key of the row.
+        # Only a row that also fails with answers that worked on other rows is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()
         calls = (call._replace(text=text) for call, _ in suspects for text in found.worked)
@@ -185,7 +185,7 @@ class _Trial:
         self.verifiers.engine.wait(job, self.over)
         waiting.popleft()
         part, verdict = job.firsts[0], job.verdicts()[0]
-        # A first term must define correctness; a value without correctness cannot be judged.
+        # The first term must define correctness, so a result without correctness is an error.
         if call.first and part.value is not None and not verdict.judged:
             part = Part.not_judged("error", verdict.detail)
         return call, part

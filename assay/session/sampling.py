@@ -51,7 +51,7 @@ def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
 
     A call with an unknown keyword raises TypeError.
     """
-    # At run time, Python neither shows nor checks the keys of an unpacked TypedDict.
+    # Python itself neither shows nor checks the keys of an unpacked TypedDict at run time.
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     annotations = SamplingOptions.__annotations__
@@ -135,7 +135,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     if budget["think_budget"] is not None and budget["effort"] is None:
         level = SamplingConfig(**sampling).level() if "effort" in sampling else None
         budget["effort"] = sampling["effort"] if isinstance(level, str) else None
-    # The user's budget or effort replaces both settings of the run.
+    # A budget or effort from the user replaces the budget and the effort of the run.
     if any(value is not None for value in budget.values()):
         sampling |= budget
     tree["sampling"] = {key: value for key, value in sampling.items() if value is not None}

@@ -95,8 +95,8 @@ class Kind:
     """Functions that implement one kind of stage.
 
     read: opens and checks the rows, before a model is loaded. look: previews a run, from a model
-    and the rows of ``read``. run: runs the stage and returns the run's folder. Raises RunStopped if
-    a guard stops it.
+    and the rows of ``read``. run: trains as configured and returns the run's folder. Raises
+    RunStopped if a guard stops it.
     """
 
     read: Callable[[TrainConfig, VerifierService], Any]
@@ -186,7 +186,7 @@ def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
     self-test.
     """
     config = stage.config
-    # A replay opens the cluster only if it needs a teacher or learner ranks there.
+    # A replay opens the cluster only if the teacher or learner ranks run there.
     joined = config.scale.teacher_actors is not None or config.scale.num_followers > 0
     used = not stage.replay or joined
     verifiers = open_verifiers(config, stack, actors=used)
@@ -269,7 +269,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
         if run.step:
             guard.check(run)
 
-    # On resume: the run may have been killed between a step and the guard's check.
+    # On resume the guard is checked, because a kill may have prevented the check after a step.
     if run.step:
         guard.check(run)
     if run.step >= run.num_steps:
@@ -277,7 +277,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
-    # Step 0, or a resumed step whose evaluation is missing because the run was killed before it.
+    # Evaluate at step 0, or at a resumed step whose evaluation a kill has prevented.
     if evaluation_due(run, run.step):
         evaluate_and_ask()
     run.begin_step()

@@ -60,7 +60,7 @@ def _are_same(one: Group, other: Group) -> bool:
 class RunGenerator:
     """Generator that reuses logged groups and samples all others, timed as ``time/generate``.
 
-    begin_next: callback between the collection of a step and the update.
+    begin_next: callback that starts sampling the next step; called before the update.
     """
 
     def __init__(self, generator: Generator, run: Run) -> None:
@@ -160,7 +160,7 @@ class RunGenerator:
     def sleep(self) -> None:
         """Put the generator to sleep; with sampling ahead, start sampling the next step."""
         self.generator.sleep()
-        # The step is collected, so actors can sample the next step while the learner updates.
+        # All groups of the step are complete, so actors can sample the next step during the update.
         self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
@@ -230,7 +230,7 @@ class RunJudging:
         with self._run.phase("verify"):
             found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
         if fresh or not groups:
-            # The first row that names a verifier imports it, and the run must record its version.
+            # A row may have been the first to name a verifier, whose version the run must record.
             self._run.check_verifiers(self._describe())
         found |= self._logged
         return [found[group] for group in groups]

@@ -29,7 +29,7 @@ class TagWatch:
             self._met |= dict.fromkeys(problem.tags)
 
     def of(self, rows: Sequence[Problem]) -> TagWatch:
-        """Read a sample of rows of a set that is generated on demand; return self."""
+        """Read a sample of rows from a set that is generated on demand; return this object."""
         if self._wanted and self._num_seen < len(rows):
             for number in range(0, len(rows), -(-len(rows) // LOOKED_AT)):
                 self.see(rows[number])

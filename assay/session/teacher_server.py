@@ -58,7 +58,7 @@ class ServerTeacher(TeacherElsewhere):
     ) -> None:
         super().__init__(count, size, divergence)
         assert config.url is not None
-        # The value is not shown, because a URL may contain a password.
+        # The message omits the invalid URL, because a URL may contain a password.
         if not is_url(config.url):
             raise ConfigError(f"teacher.url: accepted: {ADDRESS}")
         self.where = f"teacher.url {config.url}"
@@ -244,8 +244,8 @@ def _some_tokens(tokenizer: Any) -> dict[int, str]:
 
     Tokens that are part of a character have no text and are excluded.
     """
-    # Random tokens detect a shifted vocabulary.
-    # The last tokens of a vocabulary detect a different set of added tokens.
+    # Random tokens reveal a server whose vocabulary is shifted.
+    # The last tokens of the vocabulary reveal a server with other added tokens.
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]
     names = {token: tokenizer.decode([token]) for token in [*known[-NUM_LAST:], *spread]}

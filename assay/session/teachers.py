@@ -96,7 +96,7 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:
-        # The loader names keys of [model], but the user has to change keys of [teacher].
+        # Errors of the loader name keys of [model], but the user must change keys of [teacher].
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
@@ -106,7 +106,7 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
 def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
     """Open the teacher that replaces the reference policy; return None without a teacher.
 
-    A teacher with another tokenizer scores spans of text (cross-tokenizer distillation).
+    A teacher whose tokenizer differs scores spans of text (cross-tokenizer distillation).
     """
     config = session.config
     if config.teacher is None:

@@ -59,7 +59,7 @@ class _Ballot:
         return Group(problem, self.group.prompt, completions)
 
     def answer(self, verdicts: Sequence[Verdict]) -> None:
-        """Assign the answers that were judged equal to the candidate of the first answer."""
+        """Assign the answers that were judged equal to the pool's first answer to its candidate."""
         gold, *others = self.asked
         for answer, verdict in zip(others, verdicts, strict=True):
             if verdict.correct:

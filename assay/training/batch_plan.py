@@ -137,7 +137,7 @@ def _sample_alike(
         )
         return _sampled_on(parts, groups, verdicts, sampling, plan)
     judged_of: dict[int, Judged] = {}
-    # A generator call has one group size, so groups are sampled size by size.
+    # A generator call has one group size, so groups of each size have a call of their own.
     for size in sorted(set(sizes)):
         places = [n for n, one in enumerate(sizes) if one == size]
         some = [problems[n] for n in places]

@@ -203,7 +203,7 @@ class _Opening:
         # On resume the learner holds the initial weights until the run is attached.
         # Missing scores are therefore those of the policy at the start of the original run.
         if watched:
-            # Only pairs that some step draws are scored: a run may take a fraction of an epoch.
+            # Only pairs that the steps will draw are scored: a run may be shorter than an epoch.
             steps = [drawn(step) for step in range(schedule.num_steps)]
             used = {id(one): one for step in steps for one in step}
             groups = groups_to_score(iter(steps), [*used.values()], row)
@@ -257,7 +257,7 @@ class _Opening:
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
-                # Seeded by step and group, so that a resumed run draws the same pairs.
+                # The draw is seeded by step and group, so that a resumed run draws the same pairs.
                 rng = np.random.default_rng((config.run.seed, step + 1, number))
                 examples += examples_of_group(group, judged, self.row, settings, rng)
             if not examples:
@@ -441,7 +441,7 @@ def groups_to_score(
         yield example.group
     if not row.paired:
         for step in steps:
-            # KTO estimates its reference point from completions with the prompts of other examples.
+            # KTO estimates its reference point from completions after other examples' prompts.
             yield from mismatched(step)
 
 

@@ -53,6 +53,6 @@ def accuracy_error(accuracy: float, num_chosen: int, num_rejected: int = 0) -> f
         above, below = accuracy / (2 - accuracy), 2 * accuracy**2 / (1 + accuracy)
         variance += (num_chosen - 1) * (above - accuracy**2)
         variance += (num_rejected - 1) * (below - accuracy**2)
-        # Rounding can make the variance of a perfect ranking slightly negative.
+        # For a perfect ranking, rounding can make the variance slightly negative, so clamp it to 0.
         return math.sqrt(max(0.0, variance) / (num_chosen * num_rejected))
     return math.sqrt(variance / num_chosen)

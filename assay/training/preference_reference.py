@@ -48,7 +48,7 @@ def pack_examples(
 
 
 def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
-    """Pack groups for scoring, with placeholder verdicts."""
+    """Pack groups into a batch for scoring; the verdicts in the batch are placeholders."""
     return pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
 
 
@@ -88,7 +88,7 @@ class ReferenceTable:
         try:
             with clock.working(SCORING, total, "completions") as work:
                 for part in wanted:
-                    # An earlier part may have scored an equal group.
+                    # Missing groups change: an earlier part may have scored an equal group.
                     missing = self._missing(part)
                     if missing:
                         # Checked between parts: an interrupt need not wait for all groups.

@@ -69,7 +69,7 @@ def evaluate_reward_model(
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
         difference = chosen - rejected
-        # Every pair is used in both orders, so that calibration does not depend on the order.
+        # Each pair counts in both orders, so that calibration does not depend on the stored order.
         predicted = _sigmoid(np.concatenate([difference, -difference]))
         observed = np.repeat([1.0, 0.0], len(difference))
         both = np.concatenate([chosen, rejected])
@@ -168,5 +168,5 @@ def _first(marks: np.ndarray) -> int | None:
 
 
 def _sigmoid(values: Array) -> Array:
-    # 1 / (1 + exp(-x)) would overflow for a large negative x.
+    # logaddexp is used, because 1 / (1 + exp(-x)) would overflow for a large negative x.
     return np.exp(-np.logaddexp(0.0, -values))

@@ -43,7 +43,7 @@ def open_rows(config: TrainConfig) -> OpenedRows:
 class RowReader:
     """Renders rows of one kind to tokens and score positions.
 
-    max_positions: context length of the model; None if unknown.
+    max_positions: context length of the model in tokens; None if unknown.
     """
 
     def __init__(

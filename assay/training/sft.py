@@ -40,9 +40,9 @@ class RenderedRows:
 
     lengths: number of trained tokens of each group. what: description of the data. notes: further
     lines to report in the run. evaluate: the stage's own held-out evaluation; None: held-out
-    problems only. cross_entropy: see `SFTLearner`. beside: further models that score the same
-    batches as the policy. teach: function that opens the teacher after the run is opened; None:
-    there is no teacher.
+    problems only. cross_entropy: see `SFTLearner`. beside: further models, such as a teacher, that
+    score the same batches as the policy. teach: function that opens the teacher after the run is
+    opened; None: there is no teacher.
     """
 
     groups: Sequence[Group]
@@ -125,7 +125,7 @@ def sft_learner(
     cross_entropy: float,
 ) -> SFTLearner:
     """Return the supervised learner of one process."""
-    # Rows share no prompts, so the tree layout would only add a mask.
+    # Rows share no prompts, so the tree layout would only add the cost of a mask.
     passes = make_passes(config, loaded, steps, "plain", lean, ranks=ranks)
     return SFTLearner(passes, cross_entropy)
 

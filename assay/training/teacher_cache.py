@@ -150,7 +150,7 @@ class LogitCache:
         path = self.folder / f"part-{max(map(int, taken), default=-1) + 1:06d}.parquet"
         schema = SCHEMA.with_metadata({ABOUT: json.dumps(self.about).encode()})
         buffer = pa.BufferOutputStream()
-        # Dictionary encoding would not save space, because log-probabilities hardly repeat.
+        # Parquet's dictionary encoding would save no space: log-probabilities hardly repeat.
         how: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
         with pq.ParquetWriter(
             buffer, schema, **how, write_statistics=False, write_page_checksum=True

@@ -227,7 +227,7 @@ def _reply(laid: Laid) -> Iterator[CheckLine]:
         name = "thinking of a reply" if thinks else "reply"
         text, _ = laid.answered(thinks)
         theirs = laid.finished(thinks)
-        # Some templates have no end token: the first token of the next turn ends a reply.
+        # Some templates write no end token: there the first token of the next turn ends a reply.
         ours = row.ids if laid.answered(thinks)[1].strip() else row.ids[: len(theirs)]
         found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
@@ -278,8 +278,11 @@ def _turns(laid: Laid) -> Iterator[CheckLine]:
 
 @dataclass(frozen=True)
 class _Broken:
-    """The first turn whose prompt does not extend the earlier turns. number: number of the turn, at
-    least 2. found: description of the difference. by_thinking: only think blocks differ."""
+    """The first turn whose prompt does not extend the tokens of earlier turns.
+
+    number: number of the turn, at least 2. found: description of the difference. by_thinking: only
+    think blocks differ.
+    """
 
     number: int
     found: str
@@ -291,7 +294,7 @@ def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Statu
     """Check the turns of a template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
-    # Only an environment puts user messages between the turns of a completion.
+    # Only an environment puts user messages between turns; without one, the drop does no harm.
     has_environment = conversation.config.tools.environment is not None
     if has_environment if broken.behind_user else conversation.reasons:
         remedy = "use a template that keeps it, or data.think = 'empty'"
@@ -333,7 +336,7 @@ def _bos(laid: Laid) -> Iterator[CheckLine]:
     """Check that the BOS token occurs at most once."""
     bos: Any = laid.conversation.tokenizer.bos_token_id
     ids = laid.conversation.prompt.tokens.tolist()
-    # A template that writes the BOS token and a tokenizer that adds it give two.
+    # If the template writes the BOS token and the tokenizer adds it too, the prompt has two.
     if bos is not None and ids[:2] == [bos, bos]:
         line = f"token 1: {laid.show([bos])!r} twice; remove one from the template"
         yield CheckLine("first token", "failed", line)

@@ -121,7 +121,7 @@ def _described(source: ModelSource) -> Any:
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
-    """Yield lines of tokens of the same kind; ``+`` marks trained tokens."""
+    """Yield lines of output, each with adjacent tokens of one kind; ``+`` marks trained tokens."""
     before: tuple[str, bool] | None = None
     width = WIDTH
     for token in tokens:

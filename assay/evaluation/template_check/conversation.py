@@ -27,7 +27,7 @@ RESULT = "42"
 THOUGHTS = ("The calculator knows.", "It says forty-two.", "The order does not matter.")
 ANSWERS = ("The product is forty-two.", "It stays the same.")
 SECOND_QUESTION = "And 7 * 6?"
-# Templates disagree on the message key of reasoning: Qwen3 reads the first, gpt-oss the last.
+# Message keys from which templates read reasoning: Qwen3 the first key, gpt-oss the last key.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 # Marker that no template writes, which locates a message's content in a rendered text.
 _MARK = "0Assay0"
@@ -37,9 +37,9 @@ _MARK = "0Assay0"
 class TemplateConversation:
     """The test messages for one tokenizer, and their text under its chat template.
 
-    toolbox, renderer: as in a run with the tool ``calculator``. bare: the renderer that the run
-    would have without tools. prompt, bare_prompt: the first question, rendered with tools and
-    without tools. has_system: whether the template accepts a system message. thought_key: the
+    toolbox, renderer: objects that a run with the tool ``calculator`` has. bare: the renderer that
+    the run would have without tools. prompt, bare_prompt: the first question, rendered with tools
+    and without tools. has_system: whether the template accepts a system message. thought_key: the
     message key from which the template reads reasoning; "": the template reads none. result_role:
     the role of a message with a tool's result.
     """
@@ -59,7 +59,8 @@ class TemplateConversation:
     def of(cls, config: TrainConfig, tokenizer: Any) -> TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
         template refuses a plain question."""
-        # Only the format of calls matters here, and a user's own tools may need a network.
+        # Only the format of calls matters here, so the user's tools (which may need a network) are
+        # replaced by a calculator.
         only = {"names": (TOOL,), "environment": None}
         toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
         assert toolbox is not None
@@ -92,7 +93,7 @@ class TemplateConversation:
             if THOUGHTS[0] in made.text([*messages, reply]):
                 made.thought_key = key
                 break
-        # Templates without tools refuse the role "tool".
+        # Templates without tools refuse the role "tool", so results get the role "user".
         try:
             made.text(made.messages(False))
         except TemplateFailed:
@@ -137,7 +138,7 @@ class TemplateConversation:
             result = self.toolbox.formatter.result.replace("{result}", RESULT)
             whole = called["content"] + result + first["content"]
             return [*self.asked, {**called, "content": whole}, again, second]
-        # Mistral's templates accept call ids of exactly nine characters only.
+        # The call id has nine characters, because Mistral's templates accept no other length.
         names = {"name": TOOL, "tool_call_id": "call00001"} if self.result_role == "tool" else {}
         result = {"role": self.result_role, "content": RESULT, **names}
         return [*self.asked, called, result, first, again, second]
@@ -232,7 +233,7 @@ class TemplateConversation:
         if self.thought_key and not self.is_inline:
             return {**reply, self.thought_key: thought}
         text = reply_text({"content": reply["content"], "reasoning": thought})
-        # The template writes its own separator between content and calls.
+        # Trailing space is removed, because the template writes a separator before calls itself.
         return {**reply, "content": text.rstrip() if "tool_calls" in reply else text}
 
 

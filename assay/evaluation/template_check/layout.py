@@ -79,8 +79,7 @@ class TokenRow:
 
 
 def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[int]) -> TokenRow:
-    """Build the RL row: replay the conversation through the engine, with fixed replies as the
-    policy.
+    """Build the RL row: replay the conversation with an engine slot and fixed replies.
 
     thinks: include reasoning in every reply. An environment asks the second question after the
     turns with the tool.
@@ -152,7 +151,7 @@ def _played(
                 slots.wake()
                 slots.ask(0, ends=token in eos_ids)
             if slots.injected[0]:
-                # The tool answers at the end of a call, before the rest of the planned reply.
+                # The tool's result follows the call, before the rest of the planned reply.
                 break
         while slots.injected[0]:
             # The id passed here does not matter: the slot replaces the token by the injected token.

@@ -22,10 +22,10 @@ VOTES: Mapping[str, Weigh] = {
 def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
     """Choose the completion whose answer each search of a method gives.
 
-    Ties go to the completion drawn first. The completions must already have verdicts, which hold
-    the extracted answers. The verifier decides which answers count as equal. A vote has the weight
-    1 (Wang et al., 2023, arXiv:2203.11171) or the completion's score (Li et al., 2023,
-    arXiv:2206.02336). Without any extracted answer, the first completion is chosen.
+    In a tie, the completion that was drawn first is chosen. The completions must already have
+    verdicts, which hold the extracted answers. The verifier decides which answers count as equal. A
+    vote has the weight 1 (Wang et al., 2023, arXiv:2203.11171) or the completion's score (Li et
+    al., 2023, arXiv:2206.02336). Without any extracted answer, the first completion is chosen.
     """
     weigh = VOTES.get(method)
     if weigh is None:

@@ -25,10 +25,11 @@ Key = tuple[str, int | None]
 
 @dataclass
 class _Tally:
-    """Results of one row of the table.
+    """Results of one row of the printed table: one method at one budget.
 
     rights: 1.0 or 0.0 (right or wrong), or a share, by problem id; None if not judged. costs:
-    (tokens, completions) of each problem. scores: scorer value of each problem's answer.
+    (sampled tokens, whole completions) of each problem. scores: scorer value of each problem's
+    answer.
     """
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])

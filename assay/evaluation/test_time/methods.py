@@ -36,8 +36,9 @@ class Search:
     """State of one method on one problem with one budget.
 
     longest: maximum length of a completion, at most ``budget``. found: whole completions, in order
-    of drawing. spent: tokens that the policy sampled for this search; a shared prefix counts once.
-    visits, values: visit counts and summed scores of nodes, for tree search.
+    of drawing. spent: number of tokens that the policy sampled for this search; a prefix of several
+    completions counts once. visits, values: visit counts and summed scores of nodes, for tree
+    search.
     """
 
     root: Node
@@ -85,10 +86,10 @@ def sampled(search: Search) -> Asking:
 def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
     """Beam search: keep the best prefixes at each step; start again while budget is left.
 
-    If ``paths`` whole completions fit the budget, ``paths / expand`` prefixes are kept (Snell et
+    If the budget allows ``paths`` whole completions, ``paths / expand`` prefixes are kept (Snell et
     al., 2024, arXiv:2408.03314, section 5.1). apart: grow one tree per kept prefix, and keep only
     the best prefix of each tree (diverse verifier tree search, Beeching et al., 2024). ahead: rank
-    a prefix by its score after greedy lookahead steps.
+    a prefix by the score that it has after further greedy steps.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):

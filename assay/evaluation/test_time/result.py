@@ -53,8 +53,8 @@ class SearchRow:
         """Build a row from one answer per problem.
 
         rights: 1.0 (right), 0.0 (wrong), or a share, by problem id; None if not judged. costs:
-        (tokens, completions) of each problem. scores: scorer value of each answer. base:
-        `by_problem` of one sample.
+        (sampled tokens, whole completions) of each problem. scores: scorer value of each answer.
+        base: `by_problem` of one sample.
         """
         known = {id: right for id, right in rights.items() if right is not None}
         # The gain is paired by problem, which removes differences in difficulty from its error.
@@ -80,7 +80,7 @@ class SearchRow:
 
     @property
     def cells(self) -> list[str]:
-        """The formatted cells of the row, in the order of the table's columns."""
+        """The formatted values of the row, in the order of the table's columns."""
         count = len(self.by_problem)
         accuracy = gain = "not judged"
         if self.accuracy is not None:
@@ -141,5 +141,5 @@ class SearchResult:
             lines.append(f"trees: {self.out}")
         return lined(lines)
 
-    # Notebooks display an object by its repr.
+    # Notebooks display an object by its repr, so the repr is the text for people.
     __repr__ = __str__

@@ -93,7 +93,7 @@ def search(
         check_output(Path(out))
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), options)
-        # Search nodes are sampled step by step, and an injected tool result belongs to no step.
+        # Tools are removed: a search samples single steps, and a tool's result belongs to no step.
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):

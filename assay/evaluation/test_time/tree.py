@@ -40,11 +40,11 @@ class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
     path: indices of the draws on the way from the root. Random numbers are keyed by the problem and
-    the path. own: tokens after those of the parent. cost: number of own tokens that the policy
-    sampled, without injected tokens. logprob: log-probability of the own tokens under the sampling
-    distribution. finish_reason: None if the completion can continue. score, reward: results of the
-    scorer; None without a scorer, or if the scorer did not judge the node. verdict: the verifier's
-    verdict, only for a whole completion.
+    the path. own: the tokens of this node after the tokens of the parent. cost: number of own
+    tokens that the policy sampled, without injected tokens. logprob: log-probability of the own
+    tokens under the sampling distribution. finish_reason: reason why the completion ended; None if
+    the completion can continue. score, reward: results of the scorer; None without a scorer, or if
+    the scorer did not judge the node. verdict: the verifier's verdict, only for a whole completion.
     """
 
     problem: Problem
@@ -72,7 +72,7 @@ class Node:
         """A problem whose completions continue from this node; its id includes the node's path."""
         if not self.path:
             return replace(self.problem, draw=0)
-        # The id is part of the sampling key, so every node has random numbers of its own.
+        # The problem's id seeds the sampling, so every node has its own random numbers.
         spec = {**self.problem.spec, PREFIX: self.tokens}
         return replace(self.problem, id=f"{self.problem.id}|{self.path}", spec=spec, draw=0)
 

@@ -23,9 +23,10 @@ from assay.types import Completion
 def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each whole completion of a search. step: text that ends a step.
 
-    A step's label is the pass rate of the judged completions that continue the step. ``assay data
-    label_steps`` makes the same labels from random rollouts instead of a search. values, visits:
-    statistics of Monte-Carlo tree search for each step. scores: scorer value of each step.
+    The label of a step is the pass rate of the judged completions that contain the step. ``assay
+    data label_steps`` makes the same labels from random rollouts instead of a search. values,
+    visits: mean score and visit count of each step, from Monte-Carlo tree search. scores: scorer
+    value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:
