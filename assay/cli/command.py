@@ -41,7 +41,7 @@ def run_command() -> int:
     except OSError as error:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
-            # Without a file name the error is a defect of Assay, so its traceback is shown.
+            # An OSError without a file name is a defect of Assay, so its traceback is shown.
             raise
         where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)

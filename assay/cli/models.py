@@ -105,7 +105,7 @@ def fail_where_none(judged: object, remedy: str) -> None:
 
     remedy: command or option that the error message names.
     """
-    # A script must not take an evaluation without any verdict for a success.
+    # Exit code 1, because a script must not take an evaluation without any verdict for a success.
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)

@@ -67,7 +67,7 @@ def verify_file(
         "failed": counts["failed"],
         "not_judged": counts["not_judged"],
         "not_judged_by_reason": dict(reasons),
-        # Unjudged rows count neither as passed nor as failed.
+        # The pass rate leaves out unjudged rows, which are neither passed nor failed.
         "pass_rate": round(counts["passed"] / judged, 6) if judged else None,
         "seconds": round(time.monotonic() - started, 3),
         "out": None if out is None else str(out),

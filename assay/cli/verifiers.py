@@ -68,7 +68,7 @@ def verify(
             say=how_far,
         )
         show(result, as_json)
-        # Without this error, a script would take a partial rescore for a complete one.
+        # A partial rescore is an error, because a script would take it for a complete rescore.
         if result.unreadable:
             say(f"error: {rescore}: not all that it recorded could be read")
             raise typer.Exit(1)

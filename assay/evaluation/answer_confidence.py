@@ -1,8 +1,9 @@
 """Calibration and diversity of a run's completions: ``assay run calibration RUN``.
 
 Three kinds of confidence are compared with correctness: the mean log-probability of a completion,
-the share of siblings that vote for an answer, and a confidence that the text states. Diversity is
-pass@k against pass@1, and the number of distinct answers, solutions and texts in a group.
+the share of a prompt's completions that give the most frequent answer, and a confidence that the
+text states. Diversity is pass@k against pass@1, and the number of distinct answers, solutions and
+texts in a group.
 """
 
 from __future__ import annotations
@@ -92,7 +93,10 @@ class Diversity:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Confidences and diversity of a run. read, of: numbers of read and recorded completions."""
+    """Confidences and diversity of a run.
+
+    read, of: number of completions that were read, and number of recorded completions.
+    """
 
     run: str
     of: int
@@ -278,8 +282,8 @@ def stated_confidence(text: str) -> float | None:
 def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return one answer per completion: True if the completion passed, else the extracted text.
 
-    All correct answers count as equal (True), whatever their text. Completions without an answer
-    are left out.
+    All correct answers count as equal (True), whatever their text. The result leaves out
+    completions without an answer.
     """
     return [
         True if row["status"] == "passed" else row["extracted"]

@@ -2,9 +2,9 @@
 
 A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passed
 completions that the second verifier rejects, and failed completions that it accepts. The queue also
-collects passes in which a step verifier finds a wrong step. People label the rows of the queue.
-Labelled rows form two sets, one of answers and one of steps, for ``assay verifier self-test
---labelled FILE``.
+collects passed completions in which a step verifier finds a wrong reasoning step. People label the
+rows of the queue. The labelled rows of the queue form two sets, one of answers and one of reasoning
+steps, for ``assay verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class AuditResult:
     judged: number of completions that the second verifier judged in this call. found: number of
     disagreements between the two verifiers, by kind. waiting: number of queued rows without a
     label. right: for each kind of row, how many labels agree with each of the two verifiers. steps:
-    the latest audit of reasoning steps, if any. findings: number of passes in which the trace
-    monitor found something; None if the monitor was not requested.
+    the latest audit of reasoning steps; None without an audit. findings: number of passes in which
+    the trace monitor found something; None if the monitor was not requested.
     """
 
     run: str
@@ -123,9 +123,9 @@ def audit(
     second: expression of the second verifier; None: only count the labels, without judging. count:
     maximum number of new rows in the queue, half of the rows of each kind if possible. among:
     approximate number of completions to judge, from steps drawn at random. steps: a step verifier;
-    at most ``count`` passes with a wrong step are queued too. monitor: at most ``count`` passes
-    with a finding of the trace monitor are queued too. at, passes, below: see `audit_steps`. seed:
-    seed of all random draws. how: see `rejudge`.
+    at most ``count`` passes with a wrong reasoning step are queued, too. monitor: at most ``count``
+    passes with a finding of the trace monitor are queued too. at, passes, below: see `audit_steps`.
+    seed: seed of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
@@ -208,7 +208,7 @@ def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
     sizes = Counter(rows["step"])
     steps = sorted(sizes)
-    # Whole steps are drawn, because a shard of the log is read as a whole anyway.
+    # Whole steps are drawn, because the log of a step must be read as a whole anyway.
     random.Random(f"{seed} steps").shuffle(steps)
     taken: list[int] = []
     while steps and sum(sizes[step] for step in taken) < among:
@@ -259,7 +259,7 @@ def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[di
     """Draw at most ``count`` random rows, as evenly over both kinds of disagreement as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
-    # The rarer kind fills at most half of the rows, and the other kind the rest.
+    # The rarer kind of disagreement fills at most half of the rows; the other kind fills the rest.
     sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
     few = sides[0][: count // 2]
     taken = {row["id"] for row in [*few, *sides[1][: count - len(few)]]}

@@ -184,7 +184,7 @@ def behavior_rates(
 def _read_run(
     run: Path, among: int, seed: int, say: Callable[[str], None] | None
 ) -> tuple[int, list[Read]]:
-    """Return the number of recorded completions, and the completions that were read."""
+    """Return the number of recorded completions, and the sample of completions that was read."""
     logs = {TRAINING: RolloutLog(run / "rollouts")}
     for folder in sorted((run / EVALUATIONS).glob("*/")):
         logs[folder.name] = RolloutLog(folder)
@@ -301,7 +301,7 @@ def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
 
 
 def _columns(by_moment: Mapping[tuple[str, int | None], Sequence[Read]]) -> dict[str, Rates]:
-    """Return the table's columns: the untrained model, first and last steps, passed, failed."""
+    """Return the rates per table column: untrained model, first and last steps, passed, failed."""
     columns: dict[str, Rates] = {}
     # Step 0 is the untrained model, whose rates are the baseline of the trained model.
     for (source, step), some in by_moment.items():

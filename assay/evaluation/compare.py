@@ -144,7 +144,7 @@ class _Set:
 
 @dataclass
 class _Measured:
-    """Result of one model on one set.
+    """Evaluation of one model on one problem set.
 
     kept: sampled groups by problem id, which the preference judge compares. left_out: ids of
     problems whose prompts are too long. useless: error text for a thinking setting without effect,
@@ -343,7 +343,7 @@ def _engine(
     """Load a model and yield a function that samples from it; free its memory on exit."""
     # The first model is closed before the second is loaded: both may not fit in memory.
     with ExitStack() as stack:
-        # One engine for all sets, with enough slots for the largest set.
+        # One engine serves all sets, so it has enough slots for the largest set.
         most = max(len(one.problems) for one in sets) * num_samples
         with show_startup(quiet):
             session = open_sampling(with_slots(config, most), verifiers, stack)

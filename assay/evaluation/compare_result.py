@@ -25,11 +25,11 @@ class ComparedSet:
     minus accuracy of A on problems judged for both models, with a 95 % interval; None if no problem
     was judged for both. p_value: exact test of no difference (`sign_flip_p`; McNemar's test with
     one completion per problem). p_value_of_all: the p value after Holm's correction for the number
-    of sets. better, worse: ids of problems on which B is better or worse, largest change first.
-    characters: mean completion length of A and of B in characters. wins: share of pairs in which
-    the judge prefers B; a tie counts half. wins_at_equal_length: the win rate of B, adjusted to
-    equal completion lengths. not_compared: reason why the preference judge has no result. left_out:
-    ids of problems whose prompts do not fit one of the models.
+    of sets. better, worse: ids of problems on which B is better or worse than A, largest change
+    first. characters: mean completion length of A and of B in characters. wins: share of pairs in
+    which the judge prefers B; a tie counts half. wins_at_equal_length: the win rate of B, adjusted
+    to equal completion lengths. not_compared: reason why the preference judge has no result.
+    left_out: ids of problems whose prompts do not fit one of the models.
     """
 
     name: str

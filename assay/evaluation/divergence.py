@@ -97,8 +97,7 @@ def _logprobs(model: Any, batch: Batch) -> Tensor:
 
 
 def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
-    """Return the mean over sampled tokens, with the standard error of a ratio of sums over
-    completions."""
+    """Return the mean over sampled tokens, with a standard error over completions."""
     kept_T = batch.sampled_T.cpu()
     row_T = batch.row_T.cpu()[kept_T]
     zeros_R = torch.zeros(batch.num_rows, dtype=torch.float64)

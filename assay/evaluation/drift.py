@@ -124,7 +124,7 @@ def _read(path: Path) -> Verdicts:
 def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> Version:
     judged = [rows[id] for id in ids if rows[id]["reward"] is not None]
     both = [id for id in ids if None not in (rows[id]["reward"], first[id]["reward"])]
-    # Completions of one problem share its difficulty and form one cluster, hence the sort.
+    # Completions of one problem share its difficulty and form one cluster, so sort by problem.
     both.sort(key=lambda id: problem_id_of(first[id]))
     sizes = [*Counter(problem_id_of(first[id]) for id in both).values()]
     now, before = ([float(table[id]["reward"]) for id in both] for table in (rows, first))

@@ -39,8 +39,8 @@ class Point:
 
     tokens: mean completion length over problems, in tokens, including injected tokens. stderr,
     tokens_stderr: standard errors over problems. injected: share of completions with injected
-    tokens. mode: think mode of all rows; None if each row has its own mode. accuracy: pass rate
-    over problems; None if no completion was judged.
+    tokens, such as the text that ends thinking. mode: think mode of all rows; None if each row has
+    its own mode. accuracy: pass rate over problems; None if no completion was judged.
     """
 
     mode: str | None
@@ -130,7 +130,7 @@ def frontier(
                 str(model), sources, max_problems, num_samples, options, stack
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
-        # All points are checked first: a wrong last budget must not cost the samples of the others.
+        # All budgets are checked before sampling: a wrong one must not waste samples of the others.
         plan = list(_plan(session, rows, budgets, modes, sampling))
         watch = show_sampling(session.generator, stack, quiet)
         points: list[Point] = []
@@ -183,7 +183,7 @@ def _plan(
 def _at(
     name: str, budget: int | None, rows: Sequence[Problem], sampling: SamplingConfig
 ) -> tuple[Sequence[Problem], SamplingConfig]:
-    """Return the rows and the sampling settings at a budget.
+    """Return the rows and the sampling settings for one thinking budget.
 
     A numeric budget does not remove a row's effort line from its prompt.
     """

@@ -167,7 +167,7 @@ def gate(
 
 
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
-    """Return the efforts to sample with: the first and the last that leave tokens for an answer.
+    """Return the efforts to sample with: the first and the last one that leave room for an answer.
 
     For a run that was trained without efforts, the result is a single None.
     """
@@ -200,7 +200,7 @@ def _other_model(name: str) -> str:
 
 def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
     """Return a notice of the number of canaries, shown before sampling."""
-    # Canaries are sampled in addition to the given problems, and so multiply the time.
+    # Canaries are sampled in addition to the given problems, so the gate takes longer.
     counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
@@ -362,7 +362,7 @@ def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
 def review_check(
     reviewed: Sequence[Mapping[str, Any]], completions: Sequence[Path], limits: Thresholds
 ) -> Check:
-    """Count the completions of the candidate that people accepted."""
+    """Check that people have read enough of the candidate's completions and rejected none."""
     ids = {row["id"] for file in completions for row in read_rows(file) if row["side"] == "B"}
     known = [row for row in reviewed if row["id"] in ids]
     refused = [str(row["id"]) for row in known if not row["ok"]]

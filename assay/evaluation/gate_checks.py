@@ -49,12 +49,12 @@ def comparison_checks(
 ) -> tuple[list[CompareResult], list[list[Check]]]:
     """Return the comparisons, one for each effort, with corrected p values, and their checks.
 
-    Holm's correction is applied separately to two families of tests. The first family has the
-    problem sets of one comparison. The second family has the canary files of all efforts: each
-    file, and all files together. The families are separate so that additional canary files do not
-    weaken the tests of the problem sets. Within each family, a model that is as good as the other
-    model fails with probability at most `chance` / 2, because the tests are two-sided and only a
-    loss counts. kinds: kind of each canary, by canary file.
+    Holm's correction is applied separately to two families of tests. The first family of tests has
+    the problem sets of one comparison. The second family of tests has the canary files of all
+    efforts: each file, and all files together. The families are separate so that additional canary
+    files do not weaken the tests of the problem sets. Within each family, a model that is as good
+    as the other model fails with probability at most `chance` / 2, because the tests are two-sided
+    and only a loss counts. kinds: kind of each canary, by canary file.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
@@ -164,8 +164,8 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 class AskedCanaries:
     """The canaries of one file, by kind, and the paired results of both models.
 
-    left_out: number of canaries per kind that do not fit the models. paired: results of the other
-    model and of the candidate on each honest canary judged for both.
+    left_out: number of canaries per kind whose prompts do not fit the models' context. paired:
+    results of the other model and of the candidate on each honest canary judged for both.
     """
 
     kinds: Mapping[str, Sequence[str]]

@@ -57,7 +57,7 @@ def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
 
 
 def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Comparison]:
-    # Threads suffice: a comparison waits for the replies of a server.
+    # Threads suffice, because a comparison mostly waits for the replies of a server.
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix=PAIRWISE) as pool:
         return list(pool.map(lambda one: compare(one[0], one[1], one[2], options), pairs))
 

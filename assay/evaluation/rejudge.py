@@ -109,7 +109,7 @@ class Rejudging:
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
             # A row may have been removed from the sources since the run.
-            # Its completions count as missing: a partial rescore must not look complete.
+            # Completions of such rows count as missing: a partial rescore must not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -181,7 +181,7 @@ def rejudge(
         if (replies := folder / "judge_replies.jsonl").is_file():
             from assay.verify.learned.panel import close_judges, keep_replies
 
-            # Read-only: a rescore must not change the run that it examines.
+            # The store of replies is opened read-only: a rescore must not change the run.
             keep_replies(replies, read_only=True)
             stack.callback(close_judges)
         # An unusable verifier is reported before the first shard is read.
@@ -202,8 +202,8 @@ def _num_completions(folder: Path, step: int) -> int:
 class RescoreResult:
     """Changes between the run's verdicts and the verdicts of a new judgement.
 
-    flips: numbers of changed verdicts, by ``before -> after``. examples: a few completions of each
-    flip. missing, unreadable: see `Rejudging`.
+    flips: numbers of changed verdicts, by ``before -> after``. examples: a few completions for each
+    kind of changed verdict. missing, unreadable: see `Rejudging`.
     """
 
     run: str

@@ -110,7 +110,7 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
-        # A copy, because a resumed run truncates its journals; a replay must not change the run.
+        # The replay uses a copy: a resumed run truncates its journals, and the run must not change.
         copy = _copy(folder, place / folder.resolve().name, start, step)
         # The thread count changes the last bits of sums, so the recorded count is used.
         changes = [*_AS_IT_WAS]
@@ -192,7 +192,7 @@ def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
     for row in read_step_rows(folder / "metrics.jsonl"):
-        # Later rows would tell the resumed run that it has finished the step already.
+        # Later rows are cut off: they would tell the resumed run that the step is already finished.
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
@@ -328,7 +328,7 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
 
 
 def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
-    """Compute advantages from the log alone and compare them with the recorded ones."""
+    """Compute advantages from the log alone and compare the advantages with the recorded ones."""
     recorded, table = log.read(step), log.table(step)
     assert recorded is not None and table is not None
     columns = {name: table.column(name).combine_chunks() for name in LEARNED_COLUMNS}
@@ -421,7 +421,7 @@ def _events_about(folder: Path, start: int, step: int) -> list[str]:
         matters = {
             # A replay uses the newest configuration, so changes after the step count, too.
             "config_changes": at >= start,
-            # environment.json describes the first start, so machine changes before the step count.
+            # environment.json describes the first start, so machine changes before the step matter.
             "differences": at < step,
             "changes": start <= at < step,
         }

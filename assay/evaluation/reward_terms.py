@@ -90,7 +90,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
     sums = [_contributions(row) for row in rows]
     kept = [(row, one) for row, one in zip(rows, sums, strict=True) if one is not None]
     names = [*dict.fromkeys(name for _, one in kept for name in one)]
-    # A single term is the whole reward, so there is nothing to compare.
+    # A single term is the whole reward, so its effect needs no measurement: raise an error.
     if len(names) < 2:
         found = f"{len(names)} term" if names else f"no judged completion of {len(rows)}"
         accepted = "completions with a reward of several terms, as math + think_format"
@@ -157,7 +157,7 @@ def _facts(
     return TermFacts(
         term=name,
         mean=float(value.mean()),
-        # A term's covariance with the whole reward, so that the shares of all terms sum to 1.
+        # The share is a covariance with the whole reward, so that the shares of all terms sum to 1.
         share=float(own @ spread) / variance if variance > CLOSE else None,
         correlation=float(np.corrcoef(real, without)[0, 1]) if differ else None,
         turned=float(np.mean(np.sign(real) * np.sign(without) < 0)),

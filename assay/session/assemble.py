@@ -72,7 +72,7 @@ class Session:
 def open_verifiers(
     config: TrainConfig, stack: ExitStack, *, actors: bool = False
 ) -> VerifierService:
-    """Start the verifiers, which check rows before a model is loaded; ``stack`` ends them.
+    """Start the verifiers before a model is loaded; ``stack`` closes the verifiers.
 
     actors: use the configured verifier actors. Commands that open a teacher need the actors for the
     teacher, too (`ScaleConfig.teacher_actors`).
@@ -443,7 +443,7 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
 def _check_sampling(sampling: SamplingConfig) -> None:
     """Reject truncated sampling (top-k, top-p, min-p): the learner uses the full distribution.
 
-    A truncated token is never sampled, so training could never change its probability by itself.
+    A truncated token is never sampled, so its probability could rise but never fall.
     """
     # With truncation, ratios and KL would compare the full with the truncated distribution.
     for key in ("top_k", "top_p", "min_p"):

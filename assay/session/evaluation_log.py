@@ -158,7 +158,7 @@ class ResumableGenerator:
     ) -> list[Group]:
         """Return one group per problem.
 
-        A logged completion that the server failed to return is sampled again.
+        A completion that a server failed to return is not logged and is sampled again.
         """
         prompts = {problem.group_id: self.generator.render(problem) for problem in problems}
         numbers = range(first_sibling, first_sibling + group_size)
@@ -204,8 +204,8 @@ class ResumableGenerator:
             self.generator.generate(problems, sampling, len(numbers), numbers.start, keep)
             return
         fresh: dict[str, Completion] = {}
-        # Missing siblings are sampled one by one: a call samples consecutive siblings, and a kill
-        # may leave gaps anywhere in a group.
+        # Missing siblings are sampled one by one: a kill may leave gaps anywhere in a group.
+        # A single generator call can sample only consecutive siblings.
         for number in lacking:
             for group in self.generator.generate(problems, sampling, 1, number, keep):
                 fresh |= {one.id: one for one in group.completions}

@@ -79,7 +79,7 @@ def judged_rows(
                 check_spec(problem, partial(refuse_siblings, service))
                 ids[number] = problem.id
                 yield problem, completion
-        # The error is raised later: verdicts of the rows before the malformed row must come first.
+        # The error is raised later, because verdicts of rows before the malformed row come first.
         except DataError as error:
             failure.append(error)
 

@@ -32,7 +32,7 @@ class PrefixRenderer:
             trace = Trace(problem.prompt, prefix, problem.source, *asked)
             _, tokens = self.renderer.render_trace(trace)
             if self.renderer.end_id is not None:
-                # A rendered trace ends with the end token, which would end a prefix, too.
+                # A rendered trace ends with the end token, which must not follow a prefix.
                 tokens = tokens[:-1]
         else:
             tokens, prefix = prefix, str(self.renderer.tokenizer.decode(prefix))

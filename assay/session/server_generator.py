@@ -92,7 +92,7 @@ class ServerGenerator:
                     if self.watch is not None:
                         self.watch(stats)
             finally:
-                # Requests in progress are awaited on exit, but no failed request is retried.
+                # On exit, requests in progress are awaited, but no failed request is retried.
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         return groups

@@ -133,7 +133,7 @@ class RunGenerator:
         the bits of a completion depend on its batch neighbors, all groups are sampled again.
         """
         rest = (sampling, group_size, first_sibling)
-        # A reused completion leaves the batch, which would change the bits of sampled completions.
+        # Reused completions are missing in the batch, which would change the bits of the others.
         if not getattr(self.generator, "independent", True):
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled

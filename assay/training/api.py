@@ -110,7 +110,7 @@ def train(
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = read_config(config, overrides)
-    # A resumed run keeps its number of engine slots, which changes the last bits of samples.
+    # A resumed run keeps its number of engine slots: another number changes the last bits.
     if resume is not None:
         overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
     stage = Stage(

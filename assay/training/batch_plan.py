@@ -205,7 +205,7 @@ def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
     # After the last step there is no further step to sample for.
     if run.num_steps is not None and run.step + 1 >= run.num_steps:
         return []
-    # The draws use a copy of the curriculum, because the next step draws these problems itself.
+    # Problems are drawn from a copy of the curriculum: the next step draws the same problems.
     ahead = curriculum.ahead()
     problems = ahead.draw(plan.num_prompts)
     sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)

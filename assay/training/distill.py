@@ -61,7 +61,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
     else:
         teacher = open_teacher(session)
         rendered = lay_out_traces(session, traces, teacher.context_length)
-        # The teacher scores every step anew, so one object is returned for the rows of every step.
+        # The teacher scores each step's rows anew, so the same teacher object serves every step.
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
         rendered = replace(rendered, beside=beside, teach=teach)
@@ -120,7 +120,7 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
             teacher = open_teacher(session)
-            # Called for its DataError about a trace that exceeds the context of the teacher.
+            # Called only to raise DataError for a trace that exceeds the teacher's context.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
         cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows)

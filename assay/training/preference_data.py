@@ -101,7 +101,7 @@ def chosen_pairs(
 
 
 def mismatched(examples: Sequence[Example]) -> list[Group]:
-    """Return each prompt with another example's completions; [] if there is only one example.
+    """Return each prompt with the completions of another example; [] for a single example.
 
     The pairs of prompt x and completion y are (x_1, y_2), (x_2, y_3), ..., (x_m, y_1), as in KTO
     (Ethayarajh et al., 2024).

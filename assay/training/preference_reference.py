@@ -88,7 +88,7 @@ class ReferenceTable:
         try:
             with clock.working(SCORING, total, "completions") as work:
                 for part in wanted:
-                    # Missing groups change: an earlier part may have scored an equal group.
+                    # List missing groups again: an earlier part may have scored an equal group.
                     missing = self._missing(part)
                     if missing:
                         # Checked between parts: an interrupt need not wait for all groups.

@@ -59,8 +59,8 @@ class TemplateConversation:
     def of(cls, config: TrainConfig, tokenizer: Any) -> TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
         template refuses a plain question."""
-        # Only the format of calls matters here, so the user's tools (which may need a network) are
-        # replaced by a calculator.
+        # A calculator replaces the user's tools, because these may need a network.
+        # Only the format of calls matters for the check.
         only = {"names": (TOOL,), "environment": None}
         toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
         assert toolbox is not None
@@ -177,8 +177,8 @@ class TemplateConversation:
         """Return the tool call as the chat template writes it, or else in the configured format."""
         if not self.in_template:
             return self._calling()["content"]
-        # The template writes the same header before content and before a call, so the call begins
-        # where the rendered texts of both messages first differ.
+        # The template writes the same header before content and before a call.
+        # So the call begins where the rendered texts of the two messages first differ.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))

@@ -55,7 +55,7 @@ class Drawer:
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
         """Sample children of nodes in whole blocks; return the new nodes."""
-        # Whole blocks are drawn, so that the n-th child is the same for all methods and budgets.
+        # Whole blocks are drawn: the n-th child of a node is the same for all methods and budgets.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)

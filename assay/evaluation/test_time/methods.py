@@ -144,7 +144,7 @@ def mcts(search: Search) -> Asking:
             for node in (*child.lineage(), search.root):
                 search.visits[node] += 1
                 search.values[node] += child.score or 0.0
-        # A finished completion cannot be expanded; visiting it again costs no tokens: endless loop.
+        # A finished completion cannot be expanded, and visits without cost would loop forever.
         closed.update(child for child in new if child.finished)
         for node in leaf.lineage():
             if all(child in closed for child in below[node]):
