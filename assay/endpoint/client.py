@@ -136,8 +136,7 @@ class EndpointClient:
 
         def once(before: EndpointFailure | None) -> tuple[Read, Reply, dict[str, Any]]:
             if before is not None and before.reason == "error":
-                # The repeated request differs,
-                # because an identical one would often get the same malformed reply.
+                # An identical request would often get the same malformed reply.
                 asked[-1] = _reminded(asked[-1])
             try:
                 reply, body = self._once(asked, schema, deadline)
@@ -216,8 +215,7 @@ class EndpointClient:
             if simpler is None:
                 raise self._refused(status, headers, said)
             dialect = simpler
-        # The client keeps a simpler dialect only after a success:
-        # a failure may have another cause than the dialect.
+        # A simpler dialect is kept only after a success: a failure may have other causes.
         self.dialect = dialect
         return self._parsed(raw)
 
@@ -263,8 +261,7 @@ class EndpointClient:
         return shown(self._without_key(text))
 
     def _without_key(self, value: Any) -> Any:
-        # Only real keys are removed:
-        # a placeholder such as "EMPTY" may be an ordinary word of the reply.
+        # A placeholder such as "EMPTY", unlike a real key, may be a word of the reply.
         key = self.judge.key()
         return without_key(value, key) if len(key) >= KEEP_SECRET else value
 

@@ -81,8 +81,7 @@ class Budget:
         try:
             yield expenses
         finally:
-            # A failed request has appended no cost,
-            # so its whole reservation becomes available again.
+            # A failed request costs nothing, so its whole reservation is free again.
             with self._lock:
                 self._reserved -= most
                 self._spent += sum(expenses)

@@ -101,8 +101,7 @@ def with_retries(
     retries: maximum number of retries; None: only the deadline limits the number.
     """
     # Why not the library tenacity: it would need a custom stop rule, wait rule and message.
-    # The wait may be the delay that the server requested,
-    # and the last error names the limit reached.
+    # A custom rule is needed for a delay that the server requests.
     failure, note = None, ""
     for attempt in count(1):
         try:
@@ -180,8 +179,7 @@ class HttpClient:
                 chunks = bytearray()
                 for chunk in response.iter_bytes():
                     chunks += chunk
-                    # `iter_bytes` decompresses, so without a limit a small reply could expand and
-                    # fill the memory.
+                    # `iter_bytes` decompresses, so even a small reply could fill the memory.
                     if len(chunks) > max_body:
                         said = f"the endpoint's reply exceeds {max_body} bytes"
                         raise EndpointFailure("error", said)
@@ -341,8 +339,7 @@ class ReplyStream:
                 if said is not None:
                     # Restart the timeout after the yield: a slow client's time does not count.
                     self._clock.wind()
-        # The end of the stream is checked, because a connection that breaks between two events
-        # looks like a complete reply.
+        # Without this check, a connection that breaks between events would look complete.
         if data != b"[DONE]":
             raise EndpointFailure("error", "the stream ended before its [DONE]")
 
@@ -350,8 +347,7 @@ class ReplyStream:
         async with aclosing(self._response.aiter_bytes()) as chunks:
             while True:
                 try:
-                    # The timeout excludes the yield,
-                    # because it would interrupt the code that reads the chunks.
+                    # A timeout around the yield would interrupt the chunks' reader.
                     async with self._clock.running():
                         chunk = await anext(chunks)
                 except StopAsyncIteration:

@@ -20,8 +20,7 @@ from assay.endpoint.http_client import EndpointFailure
 # Number of characters at the end of a reply in which the parser searches.
 MAX_REPLY = 200_000
 # Number of opening braces that the search tries as the start of a JSON object.
-# Without the limit, a reply full of braces would take quadratic time,
-# because each attempt may scan the rest of the text.
+# Each attempt may scan the rest of the text, so unlimited attempts take quadratic time.
 MAX_TRIES = 500
 # Length of a judge's reasoning in a verdict, in characters.
 MAX_REASONING = 600

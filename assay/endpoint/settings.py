@@ -189,8 +189,7 @@ def _judge(options: Mapping[str, Any], where: str, environment: tuple[str, ...])
         raise VerifierError(f"{place}: accepted: {ADDRESS}")
     variable = found["api_key_env"]
     if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # The error message omits the value: the user may have entered the API key itself here,
-        # instead of the name of the environment variable that holds the key.
+        # The message omits the value, because a user may enter the API key itself here.
         raise VerifierError(
             f"{where}.api_key_env: accepted: the name of an environment variable that holds the key"
         )

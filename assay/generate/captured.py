@@ -77,8 +77,7 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        # The logits are not copied,
-        # because the copy would take longer than many kernels of the step.
+        # Copying the logits would take longer than many kernels of the step.
         return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
@@ -102,8 +101,7 @@ class CapturedSampling:
         self._draw = draw
         self._capture = capture or capture_graph
         self._last_address = 0
-        # Each tuple: logits, whose memory the graph reads; uniforms;
-        # replay function; sampled values.
+        # Each tuple: logits (read in place), uniforms, replay function, sampled values.
         self._graph: tuple[Tensor, Tensor, Callable[[], None], Tensor] | None = None
 
     def __call__(self, logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
@@ -148,8 +146,7 @@ class Captures:
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Capture a step on the current CUDA device."""
-    # Libraries such as cuBLAS initialize themselves at first use,
-    # and a capture rejects the initialization.
+    # A capture rejects the first-use initialization of libraries such as cuBLAS.
     # The step therefore runs once before the capture, on another stream.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

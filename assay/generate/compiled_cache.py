@@ -102,8 +102,8 @@ class CompiledCache(KeyValues):
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Prepare for a step with one token per slot. An idle slot's position is arbitrary."""
-        # Clamped, because an idle slot has position 0 and a stale prompt length,
-        # so position minus prompt length would be negative.
+        # The clamp prevents a negative difference of position and prompt length:
+        # an idle slot has position 0 and the prompt length of its last completion.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 
     def stores(self, layer: int) -> tuple[Tensor, ...]:

@@ -31,8 +31,7 @@ def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Dra
         # float64 represents token ids and float32 log-probabilities exactly.
         return torch.stack([tensor.double() for tensor in sampled])
 
-    # Sampling with truncation (top-k, top-p) reads values on the host,
-    # which a CUDA graph cannot do.
+    # A CUDA graph cannot read values on the host, as truncated sampling (top-k, top-p) does.
     steps = CapturedSampling(draw) if steady and not sampling.truncates else draw
     return lambda logits_SV, uniforms_S: _arrays(steps(logits_SV, uniforms_S).cpu().unbind())
 

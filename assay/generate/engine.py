@@ -286,8 +286,7 @@ class Engine:
         try:
             num_rows = self._make_ready(room)
         except NotLean:
-            # This decoding path would bypass a wrapper or hook
-            # that the model got after the last call.
+            # This decoding path would bypass the wrapper or hook that the model got.
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)

@@ -13,8 +13,7 @@ from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
 # Number of tokens that are decoded in addition to those of the longest stop string.
-# Spare tokens are needed, because the first decoded token may start within a character
-# or lose its leading space.
+# The first decoded token may start within a character or lose its leading space.
 SLACK = 8
 
 

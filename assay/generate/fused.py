@@ -32,8 +32,8 @@ LONGEST_CAPTURED = 2048
 # Prompts of further lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
 # Number of prompts of one length that a call reads before it captures a graph for the length.
-# A capture takes as long as reading several prompts, and a call's graphs are dropped at its end,
-# so the capture of a rare length would not pay off.
+# A capture takes as long as reading several prompts, and its graph ends with the call.
+# For a rare length a capture would therefore not pay off.
 READ_BEFORE_CAPTURE = 2
 
 
@@ -90,8 +90,7 @@ class FusedForward(CapturedForward):
 
     def reach(self, extent: Extent) -> None:
         """Extend the rotary tables to the cache's capacity."""
-        # A rotary table that grows later would move to another address,
-        # which invalidates all graphs.
+        # A rotary table that grows later would move, which invalidates all graphs.
         held = self.cache.prompt_capacity + self.cache.capacity
         super().reach(Extent(max(extent.total, held), 0, 0))
 

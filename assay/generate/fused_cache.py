@@ -18,8 +18,7 @@ from assay.model.family import Decoder, NotLean
 
 # Attention is split into parts of `split` tokens, and a step's shape is its number of parts.
 # All steps with at most this many parts, of prompts and of own tokens each, have one shape.
-# A further shape needs a captured graph, but surplus parts are cheap:
-# their programs return at once.
+# A further shape needs another captured graph, but surplus parts cost little.
 LEAST_PARTS = 16
 # The next larger shape covers this many times the tokens of the previous shape.
 GROWTH = 4

@@ -86,8 +86,7 @@ class LeanForward:
         bounds = read_bounds(length, known) if self.reads_in_blocks else [(0, length)]
         parts = [self._embedded(tokens_L[first:end]) for first, end in bounds]
         added: list[Tensor | None] = [None] * len(parts)
-        # All blocks of a prompt go through a layer before the next layer,
-        # so that each weight is loaded into the CPU's cache once.
+        # A layer processes all blocks of a prompt, so that its weights enter the CPU's cache once.
         for index, (layer, products) in enumerate(self._layers()):
             attend = self._prompt_attention(index, length)
             normed = [
@@ -221,8 +220,7 @@ class LeanForward:
         """Extend the tables of the module's rotary embedding to at least ``extent`` positions."""
         if extent <= len(self._cos_KD):
             return
-        # The size doubles so that the tables rarely move,
-        # because a move invalidates all captured graphs.
+        # The size doubles, because each move of the tables invalidates all captured graphs.
         size = max(2 * len(self._cos_KD), -(-extent // 256) * 256)
         self._cos_KD, self._sin_KD = self._decoder.rotations(size)
 

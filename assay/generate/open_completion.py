@@ -118,8 +118,8 @@ class OpenCompletion:
             found = self.controller(self._so_far(ends))
         if found is None:
             return None
-        # A new request has a new seed,
-        # so whether a request starts must not depend on a tool's speed.
+        # A new request has a new seed.
+        # Whether a new request starts must therefore not depend on a tool's speed.
         self.needs_request = True
         if not isinstance(found, Future):
             return found

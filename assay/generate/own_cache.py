@@ -131,17 +131,14 @@ class OwnCacheForward:
     def _step(self, row: _Row, token: int, number: int) -> Tensor:
         """Feed a completion's token ``number``; return the next logits [V]."""
         if number < len(row.fed):
-            # A paused slot feeds its last token again,
-            # so its last logits are returned without a model call.
+            # A paused slot feeds its last token again, which needs no model call.
             if number == len(row.fed) - 1 and row.fed[number] == token:
                 assert row.logits_V is not None
                 return row.logits_V
-            # A recurrent state cannot be rewound,
-            # so after a removal of tokens the state is computed again.
+            # After a removal of tokens, a recurrent state must be computed again.
             row.fed, row.state = row.fed[:number], {}
         if not row.state:
-            # A copy, because the model changes a state in place,
-            # and siblings share the state after the prompt.
+            # The state is copied, because siblings share it and the model changes it in place.
             row.state, again, row.fed = copy.deepcopy(row.start), row.fed, []
             for one in again:
                 self._feed(row, one)
@@ -161,8 +158,7 @@ class OwnCacheForward:
         training = self.model.training
         self.model.eval()
         try:
-            # The model's own functions build the arguments,
-            # because only they know what its cache class needs.
+            # Only the model's own functions know the arguments that its cache class needs.
             inputs = self._inner.prepare_inputs_for_generation(tokens, **how, **state)
             output = self._inner(**inputs, return_dict=True)
         finally:

@@ -235,8 +235,7 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
 
 def _mark(tensor: Tensor) -> object:
     if not tensor.is_contiguous():
-        # A new object equals no other object, so the key never matches
-        # and the maps are packed again.
+        # A new object equals no other object, so the maps are packed again.
         return object()
     size = tensor.shape[-1] * tensor.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8)

@@ -63,8 +63,7 @@ def sample(
     Greedy sampling (temperature 0) has a point mass, so its behavior log-probability is 0.
     """
     num_rows = len(logits_SV)
-    # A few rows are processed at a time, so that their logits stay in the CPU's cache
-    # between two passes over the vocabulary.
+    # Processing few rows at a time keeps their logits in the CPU's cache.
     if logits_SV.device.type == "cpu":
         num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
     parts = [

@@ -99,13 +99,11 @@ class Slots:
         self.group: list[Waiting | None] = [None] * num_rows
         self.sibling = [0] * num_rows
         # Whether any slot has had a turn controller.
-        # If no slot has had a controller,
-        # the bookkeeping of injected tokens is skipped to save time.
+        # Without any turn controller, the bookkeeping of injected tokens is skipped.
         self.controlled = False
         self.controllers: list[TurnController | None] = [None] * num_rows
         # Tokens to inject. An injected token replaces the sampled token of a step.
-        # Injection therefore needs no support by decoding paths,
-        # not even by compiled or captured steps.
+        # Every decoding path, even a captured graph, therefore supports injection.
         self.injected: list[deque[int]] = [deque() for _ in range(num_rows)]
         self.turns: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
         # Number of removed tokens, which is added to the index of the next random draw.

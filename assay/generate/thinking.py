@@ -17,8 +17,8 @@ from assay.generate.base import InjectedTokens, SoFar
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
-# Maximum length of a tag that `assay.think` recognizes by default, in bytes;
-# no tag has more tokens than bytes.
+# Maximum length in bytes of a think tag that `assay.think` recognizes by default.
+# A tag has at most as many tokens as bytes.
 LONGEST_TAG = 40
 
 
@@ -111,8 +111,7 @@ class ThinkController:
         """Return the text that ends or continues thinking, or None."""
         control, was_inside = self._control, self._inside
         tag_start = self._look(so_far)
-        # Limits do not apply at injected tokens,
-        # although injected tokens may open and close think blocks.
+        # Thinking limits apply at sampled tokens only, not at injected tokens.
         if so_far.injected:
             was_inside = self._inside
         elif was_inside:

@@ -414,8 +414,7 @@ def rotate(
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
-        # Fused multiply-adds are off: they skip the rounding of the product
-        # that the learner's modules do.
+        # Fused multiply-adds would skip a rounding that the learner's modules do.
         enable_fp_fusion=False,
     )
 

@@ -103,8 +103,7 @@ class VllmCall:
                 number = group.first_sibling + sibling
                 key = completion_key(seed, problem.id, problem.draw, number)
                 controller = self.controllers.of(group)
-                # Without a turn controller, vLLM itself searches for stop strings,
-                # so no token stream is needed.
+                # Without a turn controller, vLLM searches for stop strings by itself.
                 ends = None if controller is None else text_ends
                 self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
 
@@ -164,8 +163,7 @@ class VllmCall:
         stops = over and isinstance(new.stop_reason, str)
         last = len(new.token_ids) - 1
         for place, (token, by_token) in enumerate(zip(new.token_ids, new.logprobs, strict=True)):
-            # Greedy sampling always takes the most likely token,
-            # so the behavior log-probability is 0.
+            # The most likely token is certain under greedy sampling: log-probability 0.
             logprob = by_token[token].logprob if self.sampling.temperature else 0.0
             self.stats.tokens += 1
             one.add(token, logprob, stops and place == last)
@@ -213,11 +211,9 @@ class VllmCall:
             "seed": key_at(one.key, one.draw) >> 1,
             "stop": stop or None,
             "include_stop_str_in_output": True,
-            # Special tokens are decoded too,
-            # because a stop string may match their text, as in the engine.
+            # A stop string may match the text of special tokens, as in the engine.
             "skip_special_tokens": False,
-            # All end tokens are in `stop_token_ids`, so the end tokens
-            # that vLLM reads itself are ignored.
+            # `stop_token_ids` has all end tokens, so vLLM's own list is ignored.
             "ignore_eos": True,
             "stop_token_ids": list(self.eos_ids) or None,
             "logprobs": 0,

@@ -131,8 +131,7 @@ class VllmEngine:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             # The resource tracker frees the shared memory of vLLM's processes after a kill.
-            # The tracker starts before the marks are set,
-            # so a kill of the marked processes spares the tracker.
+            # The tracker gets no marks, so a kill of the marked processes spares it.
             resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
@@ -145,8 +144,7 @@ class VllmEngine:
         """
         weights = self._as_sent(weights)
         places = self._memory.write(weights.tensors)
-        # The hash of the sent tensors takes as long as vLLM's load, so hash
-        # and load run at the same time.
+        # The hash of the sent tensors takes as long as vLLM's load, so both run in parallel.
         with ThreadPoolExecutor(1) as pool:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
@@ -282,8 +280,7 @@ class VllmEngine:
                     max_num_seqs=settings.slots,
                     kv_cache_memory_bytes=int(kv_mib * 2**20),
                     seed=0,
-                    # vLLM returns the log-probabilities from which it samples,
-                    # after temperature and truncation.
+                    # vLLM returns log-probabilities after temperature and truncation.
                     logprobs_mode="processed_logprobs",
                     max_logprobs=MOST_IDS,
                     enable_prefix_caching=True,

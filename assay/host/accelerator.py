@@ -14,8 +14,7 @@ MIB = 2**20
 
 def registered_backend() -> str | None:
     """Return the device type that another package registered with torch, or None."""
-    # torch is looked up, not imported, because its import takes seconds
-    # and many commands need no torch.
+    # An import of torch takes seconds, so torch counts only if it is already imported.
     torch: Any = sys.modules.get("torch")
     name = None if torch is None else torch._C._get_privateuse1_backend_name()
     # privateuseone is torch's placeholder until a package registers a backend name.

@@ -207,8 +207,7 @@ class Journal:
         line = (json.dumps(plain(row)) + "\n").encode()
         with self._lock:
             if self._file is None:
-                # The file is unbuffered,
-                # because a buffer would lose its rows when the process is killed.
+                # A buffer would lose its rows when the process is killed.
                 self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
                 line = self._end_last_line() + line
             self._file.write(line)
@@ -285,8 +284,7 @@ class DirectoryLock:
         try:
             while not self._take():
                 owner = self._owner()
-                # The wait ends if the lock's owner is alive:
-                # only the lock of a dead process is released soon.
+                # Only the lock of a dead process is released soon, so only it is awaited.
                 if (owner is not None and is_alive(owner)) or time.monotonic() > give_up:
                     self._file.close()
                     who = f"process {owner}" if owner else "another process"

@@ -28,8 +28,7 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(SECONDS):
             row = self._now()
-            # The first report comes after a second,
-            # because a shorter phase would only flicker on the display.
+            # A phase of less than a second would only flicker on the display.
             if row is not None and row["seconds"] >= SECONDS:
                 self._notify("progress", row)
 

@@ -74,8 +74,7 @@ def memory_mib() -> float | None:
         try:
             found = min(found, int(path.read_text(encoding="utf-8")) / 2**20)
         except (OSError, ValueError):
-            # The control group sets no limit: the file does not exist,
-            # or contains "max" instead of a number.
+            # A control group without a limit has no such file, or a file with the text "max".
             continue
     return found
 

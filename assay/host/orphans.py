@@ -97,8 +97,7 @@ def watched(mark: WorkerMark) -> Generator[None]:
 
 def watch(family: str, parent: int) -> None:
     """Wait for the end of the parent, then kill its orphaned processes and delete their folders."""
-    # The kernel gives an orphaned process another parent, so a changed parent number means
-    # that the parent has died.
+    # After the parent's death, the kernel gives this process another parent.
     while os.getppid() == parent:
         time.sleep(WATCH_SECONDS)
     _end_marked((f"{VARIABLE}={family}-",))

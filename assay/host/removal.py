@@ -68,8 +68,7 @@ def scratch_beside(path: Path, use: str) -> Path:
         is_own = process == str(os.getpid())
         if is_own or (process.isdecimal() and not is_alive(int(process))):
             remove_temporary(left)
-    # The folder's name contains a checksum of the path's name,
-    # because the name itself can contain characters that `_TEMPORARY` rejects.
+    # A path's name can contain characters that `_TEMPORARY` rejects, unlike a checksum.
     return path.with_name(f"{prefix}{os.getpid()}")
 
 

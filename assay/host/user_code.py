@@ -89,7 +89,6 @@ def deadline(seconds: float, what: str) -> Generator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
         if outer:
-            # Restart an outer timer with its remaining time. The remaining time is at least a small
-            # positive number, because 0 would stop the timer.
+            # Restart an outer timer with its remaining time; 0 would stop the timer.
             left = max(0.001, outer - (time.monotonic() - started))
             signal.setitimer(signal.ITIMER_REAL, left, interval)

@@ -64,8 +64,7 @@ def end_with_children() -> None:
 def watch(parent: int) -> None:
     """End this process as soon as the parent process is dead."""
     # The socket can stay open after the parent's death, if a fork of the parent holds it.
-    # The kernel gives an orphaned process another parent, so a changed parent number means
-    # that the parent has died.
+    # After the parent's death, the kernel gives this process another parent.
     while os.getppid() == parent:
         time.sleep(1.0)
     end_with_children()

@@ -59,8 +59,7 @@ class Lost(Exception):
         self.kind = kind
         self.idle = idle
 
-    # By default, unpickling an exception would call its class with the message as the only
-    # argument.
+    # By default, unpickling an exception passes only the message to its class.
     def __reduce__(self) -> Any:
         return Lost, (self.kind, str(self), self.idle)
 
@@ -82,8 +81,7 @@ class WorkerProcess:
             **os.environ,
             **self.mark.environment,
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            # Workers already run in parallel,
-            # so more threads per worker would only compete for the cores.
+            # Workers already run in parallel; more threads would compete for the cores.
             "OMP_NUM_THREADS": "1",
         }
         arguments = [str(theirs.fileno()), str(os.getpid())]
@@ -161,8 +159,7 @@ class WorkerProcess:
             searched = len(self._inbox)
             self._wait(seconds, is_stale)
             if self.num_waiting > 1:
-                # The thread sleeps first,
-                # because each short request's reply would wake the thread separately.
+                # Without this sleep, each short request's reply would wake the thread.
                 time.sleep(GATHER * self.num_waiting)
             chunk = b""
             with suppress(OSError):
@@ -181,8 +178,7 @@ class WorkerProcess:
         allowed = IMPORT_DEADLINE if self._loading else seconds
         while True:
             left = self.since + allowed - time.monotonic()
-            # An overdue worker gets CONFIRMATION seconds more,
-            # because the pause may have been this process's.
+            # An overdue worker gets more time, because this process may have been paused.
             if self._poll.poll(1000 * (CONFIRMATION if left <= 0 else min(left, LOOK))):
                 return
             taken = time.monotonic() - self.since

@@ -79,8 +79,7 @@ class AdamW:
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
                 # Clipping scales each piece while it is in the cache.
-                # A separate pass that clips the gradients would read all gradients from memory
-                # twice.
+                # A separate clipping pass would read all gradients from memory again.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
                 workbench.step(piece, self.num_steps[name], settings, key, first)
@@ -180,8 +179,7 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
-            # torch's fused AdamW is one kernel;
-            # the unfused version makes several passes over memory.
+            # torch's unfused AdamW makes several passes over memory, its fused AdamW one.
             fused=True,
             amsgrad=False,
             maximize=False,

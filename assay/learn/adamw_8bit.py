@@ -27,8 +27,7 @@ class AdamW8bit:
         except ImportError as error:
             raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
         self.parameters = parameters
-        # bitsandbytes updates weights in the parameter's own type,
-        # and a 16-bit type would lose small steps.
+        # bitsandbytes steps in the parameter's type, and 16 bits would lose small steps.
         self.masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in parameters.items()

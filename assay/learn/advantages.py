@@ -78,8 +78,7 @@ def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
-    # Rewards and sums are in float64 up to here,
-    # because group baselines subtract nearly equal numbers.
+    # Group baselines subtract nearly equal numbers, so all sums up to here are in float64.
     advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
     return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
@@ -106,8 +105,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # Without this mask, a length penalty would train on the groups
-        # that dynamic sampling rejected.
+        # A length penalty must not train on groups that dynamic sampling rejected.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -286,8 +284,7 @@ def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     if len(chosen_N) == 0:
         return torch.zeros_like(values_T, dtype=torch.float64)
     lowest = chosen_N.min()
-    # Subtracting the minimum gives exact zeros for equal values;
-    # subtracting a rounded mean may not.
+    # Subtracting the minimum makes equal values exactly 0, unlike subtracting a mean.
     above_N = chosen_N - lowest
     deviation_N = above_N - above_N.mean()
     variance = deviation_N.square().sum() / max(1, len(chosen_N) - 1)

@@ -44,8 +44,7 @@ def group_advantages(
             advantages_R = above_R - row_medians(above_R, judged_R, group_R, num_groups)[group_R]
         case "leave_one_out":
             own_R, own_num_R = above_R, judged_R.double()
-            # A baseline must not depend on the completion's own actions,
-            # so all its steps are excluded.
+            # A baseline must exclude all steps of the completion whose action it judges.
             if owner_R is not None:
                 own_R = row_sums(own_R, owner_R, len(owner_R))[owner_R]
                 own_num_R = row_sums(own_num_R, owner_R, len(owner_R))[owner_R]

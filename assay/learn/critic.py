@@ -245,8 +245,7 @@ class CriticUpdate:
 
         Value metrics and explained variance use the values before the update.
         """
-        # If the policy skipped its step,
-        # the joint loss has left gradients in the critic's optimizer.
+        # A joint loss has left gradients in the critic's optimizer if the policy did not step.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         ranks = self.critic.passes.ranks

@@ -59,8 +59,7 @@ def discounted_to_go(
 def _of_chosen(token_rewards_T: Tensor, row_T: Tensor, acts_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reward of each action, [N] float64, and its row, [N]."""
     row_N = row_T[acts_T]
-    # For each token, the index of the last action at or before the token;
-    # it may be in an earlier row.
+    # For each token: index of the last action so far, possibly an action of an earlier row.
     before_T = acts_T.long().cumsum(0) - 1
     owned_T = before_T >= 0
     owned_T[owned_T.clone()] = row_N[before_T[owned_T]] == row_T[owned_T]

@@ -227,8 +227,7 @@ def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) 
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:
-        # The gradient is added in pieces,
-        # because torch first copies a whole 16-bit summand to float32.
+        # Adding a whole 16-bit gradient would first copy it to float32, so pieces are added.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None

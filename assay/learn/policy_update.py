@@ -124,8 +124,7 @@ class PolicyUpdate:
         index_T = micro_batch.token_index_T
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
-        # A tensor is assigned,
-        # because assigning a Python number by index would wait for the device.
+        # Assigning a Python number by index would wait for the device.
         self.met_T.index_fill_(0, index_T, True)
         self._fresh.append(index_T)
 

@@ -135,8 +135,7 @@ class PreferenceLearner(PassesLearner):
             gains_T = gains_T.float()
             with passes.recomputed():
                 stats = passes.stats(part, expected=Gains(gains_T))
-                # This linear loss has the gradient of the true loss,
-                # but needs only one row at a time in memory.
+                # This linear loss needs one row at a time and has the true loss's gradient.
                 (gains_T * stats.logprobs_T).sum().backward()
 
 

@@ -30,8 +30,7 @@ class Reference:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        # Disabling the adapters would not give the reference: that is the base model,
-        # but a run may start from trained adapters.
+        # The reference may include trained adapters, so disabling the adapters is not enough.
         self._held = {name: p.detach().clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:

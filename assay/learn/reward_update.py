@@ -76,8 +76,7 @@ class RewardLearner(PassesLearner):
         """Return the normalizer: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
-        # The normalizer is computed in advance,
-        # because the first micro-batch's backward pass needs it.
+        # The first micro-batch's backward pass needs the normalizer of the whole step.
         texts = [text for group in groups for text in group.texts]
         if self.objective.kind == "outcome":
             return len(texts)

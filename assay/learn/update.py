@@ -194,8 +194,7 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
-                        # Both losses are added for one backward pass,
-                        # because both share the policy's layers.
+                        # Policy and critic share layers, so one backward pass serves both.
                         (parts.loss + joint).backward()
                     policy.add_loss(micro_batch, parts)
                 # Ranks must agree on the KL before any rank decides to stop.
@@ -211,8 +210,7 @@ class PolicyLearner(PassesLearner):
         with fixed_order(self.device):
             metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
             metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        # Without a scoring pass,
-        # the old log-probabilities come from the update's first forward pass.
+        # Without scoring, the first forward pass yields the old log-probabilities.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 

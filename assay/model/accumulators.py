@@ -43,8 +43,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    # torch's `out_dtype` exists on CUDA only (not on ROCm),
-    # for 16-bit operands and a float32 result.
+    # torch adds 16-bit products in float32 (`out_dtype`) on CUDA only, not on ROCm.
     elif torch.version.cuda and total.dtype == torch.float32 and left.element_size() == 2:
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:

@@ -20,8 +20,7 @@ from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
-# Regular expressions for torch's error on mismatched shapes
-# and for peft's error on absent target modules.
+# Patterns of torch's error on mismatched shapes and peft's error on absent target modules.
 _SIZES = re.compile(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", re.DOTALL)
 _ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOTALL)
 

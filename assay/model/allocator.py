@@ -59,8 +59,7 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # Both thresholds are set, because setting only the trim threshold
-    # would freeze the mmap threshold at 128 KiB.
+    # Setting the trim threshold alone would freeze glibc's mmap threshold at 128 KiB.
     # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
     # Inside the heap, freed blocks of that size would leave holes that nothing else fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)

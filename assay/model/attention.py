@@ -143,13 +143,11 @@ def attend_backward(
     grad: the gradient of `attend`'s result. The gradients of a prompt's keys and values are summed
     over its completions in float32.
     """
-    # The sum is in float32,
-    # because a bfloat16 sum over many completions would lose the small terms.
+    # A sum over many completions in bfloat16 would lose the small terms.
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
-    # The reverse order processes completions before prompts:
-    # completions add to a prompt's gradients before the prompt is written.
+    # In reverse order, completions add to a prompt's gradients before the prompt is written.
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)

@@ -99,8 +99,7 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
     elif options:
         seen = rectangle.mask()
         mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
-        # The mask is a float tensor,
-        # because every attention function of Transformers adds it to the scores.
+        # Every attention function of Transformers adds a float mask to the scores.
         options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
@@ -148,8 +147,7 @@ class BranchCache(Cache):
 
     def _behind(self, prompt: Tensor, own: Tensor) -> Tensor:
         if len(prompt) == 1:
-            # A single prompt is expanded, because `expand` returns a view
-            # and `index_select` a copy.
+            # `expand` returns a view of a single prompt; `index_select` would copy it.
             return torch.cat([prompt.expand(len(own), -1, -1, -1), own], dim=2)
         return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
 

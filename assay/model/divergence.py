@@ -39,8 +39,7 @@ class Distribution:
         """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
         # The largest logit and the largest probability belong to the same token.
-        # The normalizer therefore follows from these two numbers,
-        # without a second pass of exponentials (`logsumexp`).
+        # Their difference gives the normalizer without a second pass of exponentials.
         normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 

@@ -169,8 +169,7 @@ def attend_backward(
         grad_query[part] += found[0]
         for total, one in zip(sums, found[1:], strict=True):
             # `index_add_` would add atomically, in an order that changes the last bits.
-            # The token positions within one branch are distinct, so reading, adding
-            # and writing back is safe.
+            # A branch has distinct token positions, so a plain read, add and write is safe.
             total.index_copy_(0, index, total.index_select(0, index).add_(one))
     for target, one in zip(into, (grad_query, *sums), strict=True):
         target.copy_(one)

@@ -105,8 +105,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
         raise
     finally:
-        # On a full disk, closing the writer flushes its buffer and fails too,
-        # so this error is ignored.
+        # On a full disk, closing the writer raises a second error, which is ignored.
         with suppress(OSError):
             writer.close()
         remove_file(partial)
@@ -141,8 +140,7 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
         pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
         if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
-    # With a wrong rule name the file would load without an error,
-    # and the model would get wrong tokens.
+    # With a wrong rule name the file would load, but the model would get wrong tokens.
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
 
@@ -155,8 +153,7 @@ def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     # llama.cpp has no sliding window in these architectures.
-    # Longer texts would get other results than in Transformers,
-    # so the context length is limited to the window.
+    # Beyond the window results would differ from Transformers, so the context ends there.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))

@@ -97,8 +97,7 @@ class Gains:
             if one is None or other is None or one.shape != other.shape:
                 return False
             same.append((one == other).all())
-        # All pairs are compared in one transfer,
-        # because reading each number would wait for the device.
+        # Reading each number separately would wait for the device each time.
         return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:

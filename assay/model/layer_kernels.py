@@ -102,8 +102,7 @@ def gated_kernel(gate, up, out, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    # torch rounds silu(gate) to the tensors' type before the product with `up`,
-    # so the kernel rounds it too.
+    # Like torch, the kernel rounds silu(gate) to the tensors' type before the product.
     activated = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, activated * factor, mask=inside)

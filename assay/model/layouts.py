@@ -238,8 +238,7 @@ def tree_inputs(
         first_R[members] = base + parent_R[members] * length
         first_R[members] += prompt_P[shape.group_R[members]] - 1
         base += tokens.size
-        # The prompt's last state predicts a completion of one token,
-        # so this completion needs no input row.
+        # A completion of one token needs no input row: its prompt predicts the token.
         members = members[fed_R[members] > 0]
         for part in _of_alike(fed_R[members], device):
             rows = members[part]

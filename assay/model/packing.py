@@ -106,8 +106,7 @@ class Batch:
                 )
         if any(prompt.ndim != 1 or len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("Batch.prompts: every prompt needs at least one token")
-        # `dataclasses.replace` keeps the old field `host`, which is stale
-        # if the new batch has other rows.
+        # `dataclasses.replace` keeps `host`, which is stale if the rows have changed.
         held = (None,) * len(STRUCTURE) if self.host is None else self.host.of
         if any(one is not other for one, other in zip(held, self._structure, strict=True)):
             object.__setattr__(self, "host", self._read_rows())

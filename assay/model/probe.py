@@ -155,8 +155,7 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # The modules' rounding errors vary too,
-            # so a correct lean decoder may err slightly more.
+            # A correct lean decoder may err slightly more than the modules, which round too.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
@@ -180,8 +179,7 @@ class Probe:
         return self._error_of(found_TV)
 
     def _error_of(self, found_TV: Tensor) -> float:
-        # Errors are weighted by probability, because an unlikely token's error hardly affects
-        # sampling or the loss.
+        # Each error is weighted by the token's probability, as in sampling and in the loss.
         errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
         error = (errors_T.max() if self._largest else errors_T.mean()).item()
         # NaN is not equal to itself.

@@ -74,8 +74,7 @@ def product_rate(
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
-    # The random numbers come from a separate generator,
-    # which leaves the run's random state unchanged.
+    # A separate random generator leaves the run's random state unchanged.
     own = torch.Generator(device).manual_seed(0)
     left = torch.randn(rows, inner, device=device, generator=own).to(dtype)
     right = torch.randn(columns, inner, device=device, generator=own).to(dtype)
@@ -127,15 +126,13 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
         return cached, True
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
-        # Other processes can only slow a measurement down,
-        # so the higher of two rates is more accurate.
+        # Other processes only slow a measurement down, so the higher rate is more accurate.
         # The load average lags by a minute, so a cached rate may stem from a busy moment.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
         return found, False
     if path is not None and found != cached:
-        # If the state folder is read-only, the rates are not cached
-        # and the next run measures again.
+        # If the state folder is read-only, the next run measures the rates again.
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {**entries, key: found})

@@ -166,8 +166,7 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
                 raise
             return float("inf")
         largest = (found - theirs).abs().max().item()
-        # Every comparison with NaN is False, so an error of NaN becomes infinity,
-        # which exceeds any limit.
+        # An error of NaN becomes infinity, because every comparison with NaN is False.
         return largest if largest == largest else float("inf")
 
     plain = difference("plain", lean=False)
@@ -214,8 +213,7 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
             logits = model(input_ids=row, use_cache=False).logits[0, text.places.tolist()]
             found.append(logits)
             continue
-        # A head for whole texts scores only the end of its input,
-        # so each place needs its own forward pass.
+        # A head for whole texts scores only the end of its input: one pass per place.
         # Without a padding token, the head reads the last position, padding or not.
         for place in text.places.tolist():
             given, model.config.pad_token_id = model.config.pad_token_id, None

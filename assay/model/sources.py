@@ -114,8 +114,7 @@ def read_model(
     try:
         # Transformers prints a progress bar while it reads a GGUF file.
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():
-            # Mismatched sizes raise no error here; they appear in the loading report,
-            # which becomes one line below.
+            # Mismatched sizes raise no error here but appear in the loading report.
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,

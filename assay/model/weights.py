@@ -103,8 +103,7 @@ def _digest(data: np.ndarray) -> bytes:
     for first in range(0, len(words), BLOCK):
         block = words[first : first + BLOCK]
         part = mixed[: len(block)]
-        # Multiplication moves bits only upwards,
-        # so the XOR first brings the upper half into the lower half.
+        # Multiplication never moves bits downwards, so an XOR moves the upper half first.
         np.right_shift(block, np.uint64(32), out=part)
         np.bitwise_xor(part, block, out=part)
         digest.update((part @ _FACTORS).tobytes())

@@ -49,8 +49,8 @@ def position_logits(
     def run(chosen: Sequence[int]) -> list[list[list[float]]]:
         inputs = [rows[row] for row in chosen]
         if sliced:
-            # `logits_to_keep` selects the same positions in all rows of a batch,
-            # so the batch computes the union of the positions that its rows need.
+            # `logits_to_keep` selects the same positions in all rows of a batch.
+            # The batch therefore computes the union of its rows' positions.
             kept = sorted({position for row in chosen for position in positions[row]} or {0})
             logits = _forward(checkpoint, inputs, kept)
         else:

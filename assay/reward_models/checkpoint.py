@@ -131,8 +131,7 @@ def checkpoint_hash(path: str) -> str:
         return digest.hexdigest()[:12]
     for pattern in SMALL_FILES:
         for file in sorted(folder.glob(pattern)):
-            # The index is not hashed,
-            # because equal weights may be divided into different shard files.
+            # Equal weights may have different shard files, so the index is not hashed.
             if not file.name.endswith(".index.json"):
                 digest.update(f"{file.name}\n".encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
@@ -156,8 +155,7 @@ def checkpoint_hash(path: str) -> str:
 def _add_tensors(digest: Any, stream: BinaryIO) -> None:
     most = os.fstat(stream.fileno()).st_size - 8
     length = int.from_bytes(stream.read(8), "little")
-    # The header's length is checked before the read,
-    # which would allocate whatever length the file states.
+    # The header's length is checked first: reading allocates whatever length a file states.
     if length > most:
         raise ValueError("a header longer than its file")
     header: dict[str, Any] = json.loads(stream.read(length))

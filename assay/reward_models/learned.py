@@ -89,8 +89,7 @@ def close_reward_models() -> None:
 
 def sigmoid(logit: float) -> float:
     """Return 1 / (1 + exp(-logit)), without overflow."""
-    # The exponential of a large positive number overflows,
-    # so both branches use a negative exponent.
+    # Both branches use a negative exponent, because a large positive exponent overflows.
     if logit >= 0:
         return 1.0 / (1.0 + math.exp(-logit))
     return math.exp(logit) / (1.0 + math.exp(logit))

@@ -67,8 +67,7 @@ def scales_of(
         if not _is_scale(stored.get(key)):
             raws = raw_scores(member, _pairs(content, file))
             stored[key] = _measure([raw for raw in raws if raw is not None])
-            # If the folder is not writable, the measured values are not cached
-            # and the next process measures again.
+            # If the folder is not writable, the next process measures the scale again.
             with suppress(OSError):
                 write_json(store, stored)
         scales.append(_scale(stored[key]))

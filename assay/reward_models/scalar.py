@@ -101,11 +101,9 @@ class RewardModel(LearnedReward):
         squashed = self.options["squash"] == "sigmoid"
         value = sigmoid(value) if squashed else value
         if squashed or (self.options["head"] == "binary" and self.options["normalize"] is None):
-            # The value is a probability,
-            # but an ensemble's mean minus k deviations may fall below 0.
+            # A probability minus k standard deviations of an ensemble may be below 0.
             value = score = min(1.0, max(0.0, value))
-        # The reward value is unbounded,
-        # but a verdict also needs a score in [0, 1], hence the sigmoid.
+        # A verdict needs a score in [0, 1], even if the reward value is unbounded.
         else:
             score = sigmoid(value)
         passed = score >= self.options["threshold"]

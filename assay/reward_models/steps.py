@@ -56,8 +56,7 @@ def split_steps(
         stop = min(stop, last)
         if stop > start:
             piece = text[start:stop].rstrip()
-            # Here the row's ``step_ends`` delimit the steps,
-            # so think tags may be part of a step's text.
+            # ``step_ends`` delimit the steps here, so a step's text may contain think tags.
             for tag in _tags(completion):
                 piece = piece.removesuffix(tag).rstrip()
             if piece.strip():

@@ -17,8 +17,7 @@ from assay.types import PLAIN_TEMPLATE, Completion, Problem, ThinkFormat
 
 TooLong = Literal["cut_prompt", "cut_completion", "not_judged"]
 
-# Private-use characters around a number, which stands for a text in a rendered template
-# until that text is encoded.
+# These private-use characters enclose a number, which replaces a text in a template.
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _HOLE = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _PROBE = "0Assay0"
@@ -195,11 +194,9 @@ class ConversationEncoder:
         if control.isdisjoint(tokens):
             return tokens
         if len(text) == 1:
-            # A control token of one letter cannot be spelled by other tokens,
-            # so the letter is dropped.
+            # No other tokens can spell a control token of one letter, so it is dropped.
             return []
-        # Some tokenizers ignore `split_special_tokens`, so the text is halved:
-        # no half is a control token.
+        # If a tokenizer ignores `split_special_tokens`, halving the text splits the token.
         middle = len(text) // 2
         return self._letters(text[:middle], control) + self._letters(text[middle:], control)
 
@@ -225,8 +222,7 @@ class ConversationEncoder:
                     control[token.content] = id
             for tag in (think.open_tag, think.close_tag):
                 control.pop(tag, None)
-            # Longer tokens come first,
-            # because a regular expression takes the first alternative that matches.
+            # A regular expression takes the first match, so longer tokens come first.
             # While the template is rendered, `_OPEN`, a number and `_CLOSE` replace each match.
             # Both marks are in the pattern too, so that no text can imitate such a replacement.
             words = sorted(control, key=lambda word: (-len(word), word))

@@ -120,8 +120,7 @@ class AheadGenerator:
 
     def load_policy(self, weights: Weights) -> None:
         """Copy the weights. Actors load the copy after the calls in progress have ended."""
-        # A copy, because the learner changes its weights in place
-        # before the actors can load the weights.
+        # The learner may change its weights in place before the actors load a copy.
         self._newest = self.actors.prepare(weights)
         if self._batch is None:
             self._load()

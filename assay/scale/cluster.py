@@ -33,8 +33,7 @@ FACTS_SECONDS = 120.0
 FOLDER = "assay-ray-"
 OWNER = "owner"
 # Ray starts its workers at niceness 15, so that every other process of a busy machine runs first.
-# Actors of a local cluster keep the command's niceness,
-# because the command waits for their results.
+# The command waits for its local actors, so actors keep the command's niceness.
 NICENESS = "RAY_worker_niceness"
 # Seconds to wait until actors are stopped.
 END_SECONDS = 10.0
@@ -91,8 +90,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
-    # Machines must have equal versions: other versions round differently,
-    # or cannot read the pickles.
+    # With different library versions, machines round differently or cannot read the pickles.
     if not is_local(settings):
         _check_versions(ray)
 
@@ -222,8 +220,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
-        # Actors wait for each other and do not need a core each,
-        # so more actors than cores are allowed.
+        # Actors often wait for each other, so more actors than cores are allowed.
         "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),

@@ -87,8 +87,7 @@ class Server:
             Route(path, endpoint, methods=[method])
             for (method, path), endpoint in (own | dict(self.endpoints())).items()
         ]
-        # Only Starlette's router is used,
-        # because Starlette's application class logs a traceback per failure.
+        # Starlette's application class would log a traceback per failure; its router does not.
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -219,8 +218,7 @@ class Server:
         """Refuse a request without the token."""
         if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
             given = headers.get("authorization", "").encode("latin-1")
-            # The comparison takes constant time:
-            # the time of == would reveal how many leading bytes are correct.
+            # The time of a comparison by == would reveal how many leading bytes are right.
             if not hmac.compare_digest(given, b"Bearer " + self.token.encode()):
                 raise Refused(401, "the header Authorization: Bearer TOKEN is missing, or wrong")
 

@@ -48,8 +48,7 @@ class Meeting:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the ranks while they join each other."""
-        # On one machine gloo uses the loopback interface:
-        # its default address may be reachable by others.
+        # Other machines may reach gloo's default address, so local ranks use loopback.
         is_here = self.file is not None and sys.platform == "linux"
         return {} if not is_here or INTERFACE in os.environ else {INTERFACE: "lo"}
 
@@ -117,8 +116,7 @@ def open_ranks(
 
 def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple[Store, Meeting]:
     """Open the store of rank 0, and return the store and its address."""
-    # A file is preferred as the store, because torch's TCP store listens on all interfaces
-    # without authentication.
+    # torch's TCP store listens on all interfaces without authentication, unlike a file.
     if is_local(settings):
         mark = WorkerMark(new_family(), "ranks")
         stack.enter_context(watched(mark))
@@ -151,6 +149,5 @@ def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -
             reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
         except Exception as error:  # Ray raises several types for an actor that died
             reasons.append((False, f"{who} died ({cause(error)[:300]})"))
-    # Errors other than WorkerDied have precedence,
-    # because WorkerDied only reports that a rank is lost.
+    # Other errors have precedence, because WorkerDied only reports that a rank is lost.
     return min(reasons)[1] if reasons else ""

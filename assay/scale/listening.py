@@ -71,8 +71,7 @@ def server(app: Any, most_connections: int, **settings: Any) -> Any:
         "log_level": "error",
         "access_log": False,
         # asyncio accepts a whole backlog of connections before it handles the first of them.
-        # The backlog must therefore be far smaller than SPARE_FILES,
-        # the number of reserved descriptors.
+        # The backlog must therefore be far smaller than the reserve SPARE_FILES.
         "backlog": 48,
         "lifespan": "on",
         "ws": "none",
@@ -132,8 +131,7 @@ def timed_protocol(most_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                # The client has sent the start of its next request early (pipelining),
-                # so the header timeout starts.
+                # The header timeout starts now if the next request's start is here.
                 self.start_clock()
 
         def connection_lost(self, exc: Exception | None) -> None:

@@ -163,8 +163,7 @@ class ActorGenerator:
                 if self.watch is not None:
                     self.watch(stats)
         finally:
-            # After an exception, nobody reads the results of busy actors,
-            # so new actors replace these.
+            # After an exception, the results of busy actors would stay unread.
             for actor in self._actors:
                 if actor.doing == "sampling":
                     self._replace(actor)
@@ -183,8 +182,7 @@ class ActorGenerator:
     def prepare(self, weights: Weights) -> Prepared:
         """Copy the current weights into the object store. `adopt` sends the copy to the actors."""
         weights = self._as_sent(weights)
-        # The probe runs before the actors load weights,
-        # because both may use the same processor cores.
+        # The probe runs before the actors' loads, which may use the same processor cores.
         probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
         return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
@@ -324,8 +322,7 @@ class ActorGenerator:
             return
         if loaded.fingerprint != self._held.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
-        # The fingerprint checks the weights;
-        # the probe also checks the sampling code and its weight copies.
+        # The fingerprint checks the weights, and the probe also checks the sampling code.
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
             check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)

@@ -283,8 +283,7 @@ class Routed:
         from starlette.responses import Response, StreamingResponse
 
         async with aclosing(self._pieces(call, self.body)) as pieces:
-            # Until the first piece of the reply arrives, nothing is sent to the client,
-            # so the other model can take over.
+            # The other model can take over until the first piece is sent to the client.
             first = await anext(pieces)
             if not self.body.get("stream"):
                 return Response(first, headers=_header(call), media_type="application/json")

@@ -70,8 +70,7 @@ class TeacherActor:
     def __init__(self, opening: TeacherOpening) -> None:
         self._opening = opening
 
-    # The constructor loads nothing,
-    # because Ray reports an exception in a constructor only as a dead actor.
+    # Ray reports an exception in a constructor only as a dead actor, so nothing loads here.
     @cached_property
     def _teacher(self) -> TeacherModel:
         """The teacher, loaded at first use. Raises ConfigError."""

@@ -101,8 +101,7 @@ def _value(node: ast.expr, depth: int) -> Number:
 
 def _power(base: Number, exponent: Number) -> Number:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        # The size of the result is checked before the power is computed,
-        # because a power can take unlimited time and memory.
+        # A power can take unlimited time and memory, so its size is checked in advance.
         if _bits(base) * abs(exponent) > MAX_BITS:
             raise ToolError("a number too large")
         return base ** int(exponent)

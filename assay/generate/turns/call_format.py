@@ -168,8 +168,7 @@ class OfTemplate:
         if "Looks a word up" not in before:
             return None
         if _MARK not in text and all(tag in before for tag in _TAGS):
-            # The template describes the call format to the policy in words,
-            # but does not render calls.
+            # The template describes its call format in words but does not render calls.
             return cls(*_TAGS, tuple(names))
         if _of_other_form(text.removeprefix(before)):
             return cls("", "", tuple(names))

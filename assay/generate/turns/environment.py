@@ -79,8 +79,7 @@ class Environment:
         if completion.truncated:
             conversation.reward = {"score": 0.0}
             return conversation.total(completion.turn_ends)
-        # A completion with text but no tokens is the reference answer of a row,
-        # which is judged before the run without turns.
+        # A row's reference answer, judged before the run, has text but neither turns nor tokens.
         if not completion.said and not len(completion.tokens):
             return Part.not_judged(
                 "unavailable", "the environment continues after this single text"

@@ -119,8 +119,7 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
 
 def _wait(step: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in this thread's event loop."""
-    # Each thread keeps its event loop,
-    # because asyncio objects work only in the loop that created them.
+    # Each thread keeps one event loop: asyncio objects work only in the loop of their creation.
     if not hasattr(_here, "loop"):
         _here.loop = asyncio.new_event_loop()
     return _here.loop.run_until_complete(step)

@@ -128,8 +128,7 @@ class Interpreter:
         for code in self.done:
             limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
             again = session.call("cell", (code,), limits=limits)
-            # Half the wall time counts too,
-            # because a sleeping cell uses no processor time but delays the step.
+            # Half the wall time counts too, because a sleeping cell delays the step.
             used += max(again.cpu_seconds, again.wall_seconds / 2)
             if not again.alive or used >= most:
                 self._forget()
@@ -142,8 +141,7 @@ class Interpreter:
         limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
         session = self.session = _sandbox(self.unsafe, self.packages).load(CELL, limits)
         _sessions.add(session)
-        # No call reports the end of a completion,
-        # so the sandboxed process ends when this object is deleted.
+        # No call reports a completion's end, so deleting this object ends the process.
         weakref.finalize(self, _over, this_thread(), _here.ended, session)
         return session
 
@@ -170,8 +168,7 @@ def _sandbox(unsafe: bool, packages: Packages = NONE) -> Sandbox:
     while found is not None and _here.ended:
         _end(_here.ended.popleft())
     if found is not None and found.packages != packages:
-        # Closing the old sandbox ends its open sessions,
-        # and the completions of these sessions start new ones.
+        # Closing the old sandbox ends its sessions; their completions start new sessions.
         _discard()
         found = None
     if found is None:

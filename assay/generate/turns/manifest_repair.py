@@ -65,8 +65,7 @@ class ManifestRepair:
         found = review(self.spec, documents, fault)
         if found.passed or not self.left:
             if fault and self.documents:
-                # An invalid reply changes nothing,
-                # so the changes of earlier replies stay, as in a cluster.
+                # Like a cluster, the environment ignores an invalid reply and keeps earlier changes.
                 found = review(self.spec, self.documents)
             part = as_part(self.spec, found, text)
             return replace(part, components={**part.components, "turns_left": float(self.left)})

@@ -31,8 +31,7 @@ Asked = tuple[tuple[str, ...], ThinkFormat]
 Piece = str | tuple[int, str, bool]
 """A text of a template, or a message's field: index, field name, and whether it is inside JSON."""
 _FIELDS = ("content", "name", "tool_call_id")
-# Placeholders have nine characters, because some chat templates
-# require call identifiers of nine characters.
+# Some chat templates require call identifiers of nine characters, as these placeholders have.
 _REPLY = "0Assay999"
 _MARK = re.compile(r'0Assay(\d{3})(\\?")?')
 _numbers = itertools.count()
@@ -99,8 +98,7 @@ class ChatFormatter:
     _plain: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        # Whether a tokenizer parses special tokens in a text is a state of the tokenizer, which
-        # threads share.
+        # Threads share a tokenizer, including its switch for parsing special tokens.
         # Contents are therefore encoded with a separate copy of the tokenizer.
         self._plain = copy.deepcopy(self.tokenizer)
 
@@ -114,8 +112,7 @@ class ChatFormatter:
         """Return whether a turn may end in this token, so that the completion's text must be
         decoded."""
         if token not in self._closing:
-            # A token that ends within a character decodes to no plain text,
-            # so it may also end a turn.
+            # A token that ends within a character may end a turn too.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
             text = self.text([token]) if self.closes else ""
             self._closing[token] = any(end in text for end in ends)
@@ -147,8 +144,7 @@ class ChatFormatter:
             number, name, in_json = piece
             text = messages[number].get(name, "")
             text = json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text
-            # Unpaired surrogates, which a tool's output may contain, are replaced,
-            # because tokenizers reject them.
+            # Tokenizers reject unpaired surrogates, which a tool's output may contain.
             text = text.encode("utf-8", "replace").decode()
             # Names of special tokens in a message must stay text, or a tool could end the turn.
             tokens += _encode(self._plain, text, split_special_tokens=True)
@@ -178,8 +174,7 @@ class ChatFormatter:
         try:
             text = render_chat(self.tokenizer, turns, True, **think_switches(think.mode))
         except TemplateFailed:
-            # The template raises an error for these roles,
-            # so its text around the messages is unknown.
+            # The chat template rejects messages of these roles with an error.
             return None
         _, found, text = text.partition(_REPLY)
         pieces: list[Piece] = []

@@ -46,8 +46,7 @@ def result_of(
             functions[name] = validate_call(import_object(name, "tools.names", ConfigError))
             return {"result": ""}
         result = functions[name](**arguments)
-        # A function that is declared with ``async def`` returns a coroutine,
-        # whose result is the result of the call.
+        # A function declared with ``async def`` returns a coroutine, which runs here.
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
         text = result if isinstance(result, str) else json.dumps(result, default=str)
