@@ -102,8 +102,7 @@ class CompiledCache(KeyValues):
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
         """Prepare for a step with one token per slot. An idle slot's position is arbitrary."""
-        # The clamp prevents a negative difference of position and prompt length:
-        # an idle slot has position 0 and the prompt length of its last completion.
+        # An idle slot has position 0 and an old prompt length, so its position is clamped.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 
     def stores(self, layer: int) -> tuple[Tensor, ...]:

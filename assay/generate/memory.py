@@ -16,8 +16,7 @@ UNTOLD_MIB = 8192.0
 
 def default_kv_mib(device: torch.device) -> float:
     """Return a quarter of the device's memory, or of the container's limit."""
-    # The limit depends on total memory: a resumed run must get equally many slots,
-    # even if the amount of free memory has changed since its start.
+    # The limit depends on total memory, not on free memory, which may differ when a run resumes.
     own = None if device.type == "cpu" else device_memory_mib(device)
     return (own[1] if own else memory_mib() or UNTOLD_MIB) / 4
 

@@ -123,8 +123,7 @@ class ProcessRewardModel(LearnedReward):
             problem, completion, places, self.options["split"], self.options["reads"]
         )
         if not steps:
-            # A completion without steps fails: if it were not judged,
-            # the policy could avoid a bad score by an empty answer.
+            # Without this verdict, the policy could avoid a bad score by an empty answer.
             return Part(0.0, score=0.0, passed=False, detail="no steps")
         texts, think = [step.text for step in steps], completion.think
         tokens, positions = self.encoder.encode_steps(

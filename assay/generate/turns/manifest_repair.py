@@ -65,7 +65,7 @@ class ManifestRepair:
         found = review(self.spec, documents, fault)
         if found.passed or not self.left:
             if fault and self.documents:
-                # Like a cluster, the environment ignores an invalid reply and keeps earlier changes.
+                # Like a cluster, the environment ignores an invalid reply and keeps old changes.
                 found = review(self.spec, self.documents)
             part = as_part(self.spec, found, text)
             return replace(part, components={**part.components, "turns_left": float(self.left)})
