@@ -2,8 +2,8 @@
 
 A prompt token costs one forward pass. A trained token costs a forward and a backward pass. A
 decoding step reads all weights once and runs one forward pass for each slot. Each phase reaches
-only a share of the rate of a large matrix product; these shares are constants of this module.
-``assay plan`` does not use this module, because it times the loaded model.
+only a share of the rate of a large matrix product; each phase's share of this rate is a constant of
+this module. ``assay plan`` does not use this module, because it times the loaded model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class MachineRates:
     """Measured rates of a device.
 
     operations: operations per second of a large matrix product in one dtype. bytes: memory
-    bandwidth in bytes per second. sure: whether the processor was otherwise idle.
+    bandwidth in bytes per second. sure: whether the processor was otherwise idle during the
+    measurement of these rates.
     """
 
     operations: float
@@ -63,8 +64,8 @@ def units_from_rates(
 ) -> UnitSeconds:
     """Estimate the unit times of a model. The model may be on the meta device, without weights.
 
-    A forward pass takes 2 operations per token and weight. The backward pass takes 4, or 2 for a
-    frozen weight. lean: whether updates use the lean decoder.
+    A forward pass takes 2 operations per token and weight. A backward pass takes 4 operations per
+    token and weight, or 2 for a frozen weight. lean: whether updates use the lean decoder.
     """
     # Attention is not counted, so estimates are too low for contexts of thousands of tokens.
     maps, trained, size = 0, 0, 0
@@ -75,7 +76,8 @@ def units_from_rates(
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
         size += one.numel() * one.element_size()
-        # The input embedding is a lookup, not a matrix product. A tied embedding is also the head.
+        # The input embedding is a lookup, not a matrix product.
+        # A tied input embedding is also the output head, so its matrix product counts.
         if one.ndim > 1 and (one is head or one is not embedding):
             maps += one.numel()
     forward = 2.0 * maps
@@ -100,7 +102,7 @@ class Expected:
     """Upper bound on the duration of a run.
 
     step: estimated seconds of one step. evaluations: seconds of all evaluations together. keys:
-    configuration keys that shorten the run. minutes: ``run.max_minutes``.
+    configuration keys whose reduction shortens the run. minutes: ``run.max_minutes``.
     """
 
     step: StepSeconds

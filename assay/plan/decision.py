@@ -49,7 +49,7 @@ class MethodRow:
 
     when: condition on facts. because, source: reason and citation. rule: name of a recommending
     rule. key, value: configuration key of a setting, and its value. do, stop, promote: texts of a
-    pilot.
+    pilot run: its action, the conditions to end it, and the results required for a full run.
     """
 
     method: str
@@ -216,7 +216,8 @@ def known_of(facts: Facts) -> dict[str, Any]:
         room = facts.memory_mib - facts.base_mib
     if facts.hours is not None and facts.seconds_per_step:
         steps = 3600 * facts.hours / facts.seconds_per_step
-    # With one attempt per problem, only a pass rate of 0 is hopeless: a group has more attempts.
+    # After one measured attempt per problem, only an overall pass rate of 0 counts as hopeless,
+    # because a training group makes several attempts at a problem.
     hopeless = LIMITS["HOPELESS_AT_K"] if attempts > 1 else 1e-12
     return {
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
@@ -272,7 +273,10 @@ def _compare(words: Sequence[str], known: Mapping[str, Any]) -> bool:
 
 
 def fill(text: str, figures: Mapping[str, str | None]) -> str:
-    """Fill figures into a text. ``[a|b]`` becomes the first alternative without unknown figures."""
+    """Fill figures into a text.
+
+    ``[a|b]`` in a text becomes the first alternative whose figures are all known.
+    """
 
     def choose(option: re.Match[str]) -> str:
         for part in option[1].split("|"):
@@ -316,10 +320,12 @@ def number(value: Any) -> str:
 
 
 def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
-    """Ask the questions of the table at a terminal. Optional questions accept "?" for unknown.
+    """Ask the questions of the table at a terminal.
 
-    ask: a function with the signature of `typer.prompt`. Questions that earlier replies make
-    irrelevant are skipped.
+    The reply "?" to an optional question means that the fact is unknown.
+
+    ask: a function with the signature of `typer.prompt`. A question is skipped if an earlier reply
+    makes the question irrelevant.
     """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():

@@ -47,9 +47,10 @@ class Facts:
     whether the reward has terms other than correctness. length_spread: standard deviation of
     completion lengths divided by their mean. updates_per_batch: optimizer steps on one batch.
     policy_age: largest age of a completion, in policy versions. generator_differs: whether another
-    program samples (vLLM). experts: whether the model is a mixture of experts. keep_close: whether
-    abilities of the initial model must be preserved. base_mib: estimated peak memory without
-    reference and critic. reference_mib, critic_mib: additional memory of a reference and a critic.
+    program, such as vLLM, samples the completions. experts: whether the model is a mixture of
+    experts. keep_close: whether abilities of the initial model must be preserved. base_mib:
+    estimated peak memory without reference and critic. reference_mib, critic_mib: memory that a
+    reference and a critic add to `base_mib`.
 
     Raises ConfigError for a value out of its range.
     """
@@ -115,7 +116,7 @@ class Facts:
         return cls(**{**tree, "passes": passes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the facts that differ from their defaults, as plain values."""
+        """Return the facts whose values differ from the field defaults, as plain values."""
         found = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         if self.passes:
             found["passes"] = [list(one) for one in self.passes]
@@ -192,7 +193,8 @@ def facts_of_config(config: TrainConfig) -> Facts:
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
     """Classify a verifier expression: (source of reward, judges steps, has shaping terms)."""
     # The first term of the expression is the correctness.
-    # If any of its alternatives is a model, a policy can hack it, so the source is a learned one.
+    # A policy can hack a model that judges correctness.
+    # So one model among the alternatives of the first term makes the reward's source a learned one.
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
@@ -220,7 +222,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        # Rows of these kinds have a label each, so they are not pairs.
+        # A row for a reward model of another kind than "preference" has one label,
+        # so it is not a pair.
         return {"num_pairs": count, "reward": "unpaired"}
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)

@@ -1,8 +1,8 @@
 """Estimated memory of a run before its start, by component.
 
 The peak may occur in any of four phases: at the start, when the engine checks its forward pass; in
-generation; in a teacher's forward pass; and in an update. Each phase frees its memory before the
-next phase begins.
+generation; in a teacher's forward pass; and in an update. Each of the four phases frees its own
+memory before the next phase begins.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ PADDING = (1 - MUCH_SHORTER) / 2
 KEPT = 20
 """Bytes per token for each cached top-k logit of a teacher, in memory and on disk."""
 # glibc allocates a tensor from a free block that is up to 96 bytes longer.
-# The thread cache of glibc keeps these bytes, in which autograd then allocates small objects.
-# After the tensor is freed, its block is too short for another tensor of the same size.
-# The loss of memory varies, so this is a middle value of the measurements in docs/planning.md.
+# The thread cache of glibc keeps the surplus bytes, and autograd allocates small objects in them.
+# After the tensor is freed, its shortened block cannot hold another tensor of the same size.
+# The memory lost to shortened blocks varies between runs.
+# This constant is a middle value of the losses that docs/planning.md reports.
 HOLES = 0.15
 """Fragmentation as a share of the activations, if layers run as Hugging Face modules."""
 # oneDNN caches a kernel per shape of a product; 70 to 100 shapes were measured per micro-batch.
@@ -77,9 +78,10 @@ UPDATE = ("gradients", "activations", "padding", "holes", "logits", "scratch")
 class MemoryPlan:
     """Estimated memory by component, in MiB.
 
-    parts: size of each component. Components in `START`, `GENERATION`, `ASKING` and `UPDATE` exist
-    only in that phase. A teacher that is queried once, before the first step, has the key ``asked``
-    and counts in `ASKING_ONCE`. settings: configuration keys that control each component.
+    parts: size of each component. A component in `START`, `GENERATION`, `ASKING` or `UPDATE` exists
+    only in the phase of that name. A teacher that is queried once, before the first step, has the
+    key ``asked`` and counts in `ASKING_ONCE`. settings: configuration keys that control each
+    component.
     workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
     device. `total_mib` includes neither workers nor other devices.
     """
@@ -137,12 +139,12 @@ def plan_memory(
     """Estimate the memory of a configuration on a loaded model. docs/planning.md has the formulas.
 
     prompt_tokens: length of a long prompt. has_reference: whether the method needs a reference
-    model. ``guard.max_kl`` needs one too, and is read from the configuration. has_critic: whether
-    the method has a critic, which is assumed to have the policy's size. teacher: model of the
-    teacher, which also serves as reference. libraries_mib: memory of the interpreter and its
-    libraries; None: memory of this process without the models. num_heldout: number of held-out
-    problems. asked: tokens of each file that the teacher scores once, before the first step; empty
-    if the teacher stays loaded. lean: whether the probe accepted the lean path
+    model. ``guard.max_kl`` needs a reference model too, and is read from the configuration.
+    has_critic: whether the method has a critic, which is assumed to have the policy's size.
+    teacher: model of the teacher, which also serves as reference. libraries_mib: memory of the
+    interpreter and its libraries; None: memory of this process without the models. num_heldout:
+    number of held-out problems. asked: tokens of each file that the teacher scores once, before the
+    first step; empty if the teacher stays loaded. lean: whether the probe accepted the lean path
     (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton, which this machine need not
     have; None: the model's own device.
     """
@@ -220,7 +222,7 @@ def _critic_layers(model: Any) -> list[Any]:
     decoder = decoder_of(model)
     if not hasattr(model, "disable_adapter"):
         return list(decoder.parameters())
-    # In the critic, the adapters are merged into the base weights, and all weights are trained.
+    # A critic merges the policy's adapters into its base weights, and trains all weights.
     return [p for p in decoder.parameters() if not p.requires_grad]
 
 
@@ -328,8 +330,8 @@ def _update_parts(
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     heads = getattr(shape, "num_attention_heads", 1)
     scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
-    # In the backward pass of a layer, four tensors have the width of the MLP, in the model's dtype.
-    # Six tensors have the model's width: three in float32, and three in the model's dtype.
+    # A layer's backward pass holds four tensors of the MLP's width, in the model's dtype.
+    # A layer's backward pass also holds six tensors of the model's width, three of them in float32.
     scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
     scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
     scratch += tokens * layer_bytes if checkpointed else 0
@@ -372,8 +374,9 @@ def _generation_parts(
     far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND
     proof = Room(Extent(far[0] + PROBE_STEPS, *far), 1, slots)
     vocabulary = model.config.get_text_config().vocab_size
-    # A decoding step has the logits and a copy of them.
-    # On a GPU, the graph of the sampling step also holds four float32 tensors of the same shape.
+    # A decoding step holds the logits of all slots and one copy of the logits.
+    # On a GPU, the CUDA graph of sampling also holds four float32 tensors with the shape of the
+    # logits.
     logits = 2 * parameter.element_size() + (16 if on_gpu else 0)
     return {
         "packed": _packed_bytes(model, fused, quarter),
@@ -403,7 +406,7 @@ def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
 
 
 def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
-    """Return the bytes of keys and values in all slots that fit, and in one prefilled prompt."""
+    """Return the bytes of keys and values: of all slots within the limit, and of one prompt."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)
     # Copies of prompts are allocated in batches of `ROWS_AT_ONCE`.
@@ -441,7 +444,8 @@ def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]
 
 def resident_mib() -> float | None:
     """Return the resident memory of this process in MiB, without freed memory; None if unknown."""
-    # malloc_trim returns freed memory to the system. Only glibc has this function.
+    # malloc_trim returns freed memory to the system, so that freed memory does not count.
+    # Only glibc has this function.
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
     return _line_mib(Path("/proc/self/status"), "VmRSS:")
@@ -449,14 +453,15 @@ def resident_mib() -> float | None:
 
 def children_mib() -> float:
     """Return the proportional memory (PSS) of all descendant processes, in MiB."""
-    # Forked verifiers share most pages with their parent, and RSS would count these repeatedly.
+    # Forked verifiers share most memory pages with their parent.
+    # RSS would count a shared page once per process, and PSS counts it once in all.
     return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
 def _below(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end between the listing and the read.
+        # A thread of a process may end after /proc listed the thread and before its file is read.
         with suppress(OSError):
             found += [int(text) for text in path.read_text(encoding="utf-8").split()]
     return [*found, *(one for child in found for one in _below(child))]

@@ -31,7 +31,7 @@ from assay.plan.devices import Gpu
 from assay.plan.memory import MemoryPlan, plan_memory
 
 # An H100 reached 790 of the 989 TFLOP/s of its data sheet in a large matrix product.
-# It reached 2,946 of 3,350 GB/s in a copy.
+# An H100 reached 2,946 of the 3,350 GB/s of its data sheet in a copy of memory.
 REACHED_PRODUCTS, REACHED_BANDWIDTH = 0.8, 0.88
 PROMPT_TOKENS = 512
 """Assumed length of a prompt, because no rows are read."""

@@ -77,7 +77,8 @@ class Pilot:
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
     """Propose the pilot for a decision.
 
-    config: the user's configuration. The pilot keeps its model, data and settings.
+    config: the user's configuration. The pilot keeps the model, the data and the settings of the
+        full run.
     """
     facts, kind = decision.facts, KINDS[decision.name]
     if kind == "first" and decision.name != "train_reward_model":
@@ -105,7 +106,8 @@ def _pilot(
 ) -> Pilot:
     """Validate a pilot's configuration, and add the texts of the table.
 
-    tree: the configuration as plain values. shown: additional figures that the texts contain.
+    tree: the configuration as plain values. shown: additional figures that the texts of the pilot
+        contain.
     """
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:
@@ -142,7 +144,8 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
     if rl.get("max_group_size") is not None:
         rl["max_group_size"] = max(rl["max_group_size"], siblings)
     seconds = None
-    # The measured seconds are those of a full step, so they are scaled by the completions.
+    # The measured seconds are those of a full step.
+    # So the seconds of a pilot step are scaled by its number of completions.
     if facts.seconds_per_step is not None and given is not None:
         share = prompts * siblings / (given.num_prompts * given.group_size)
         seconds = facts.seconds_per_step * share
@@ -186,7 +189,8 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
 
 def _sources(config: TrainConfig | None, stage: str) -> list[str]:
     """Return the sources of rows of a stage, from the user's configuration."""
-    # [preference] and [reward_model] train on the same rows, so either may have the sources.
+    # [preference] and [reward_model] train on the same type of rows.
+    # So the sources of a pilot's rows may be in either of these two tables.
     for name in (stage, *(("preference", "reward_model") if stage != "sft" else ())):
         section = getattr(config, name, None)
         if section is not None:

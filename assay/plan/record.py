@@ -1,7 +1,7 @@
 """``decision.md``: the chosen method and reward, rejected methods with reasons, and the outcome.
 
-The page also contains the facts of the decision, in an HTML comment. A run that starts from a
-planned configuration reads the measured facts from this comment.
+An HTML comment of ``decision.md`` contains the facts of the decision. A run that starts from a
+planned configuration reads the measured facts from the page's comment.
 """
 
 from __future__ import annotations
@@ -129,20 +129,22 @@ def run_decision(
 ) -> str:
     """Render ``decision.md`` at the start of a run, from the facts of a plan or a configuration.
 
-    A plan is a page ``decision.md`` next to the configuration file. The facts of this page are used
-    only if the page was written for this configuration, or for the one whose pilot this is. The
-    page must also have the run's source of reward, or recommend the run's method.
+    A plan is a page ``decision.md`` next to the configuration file. The facts of a plan are used
+    only if the plan was written for this configuration, or for the configuration whose pilot this
+    configuration is. The plan must also have the run's source of reward, or recommend the run's
+    method.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
-    # The configuration may have been edited since, and the facts of another reward would mislead.
+    # A user may edit the configuration after the plan,
+    # and facts about another reward would mislead.
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
         source, facts = "measured by `assay plan`", planned
         if config.rl is not None:
-            # The user may have changed these settings after the plan was made.
+            # A user may have changed the settings below after the plan was made.
             names = ("group_size", "max_tokens", "updates_per_batch")
             facts = replace(planned, **{name: getattr(own, name) for name in names})
     name = config.run.name or (config_path.stem if config_path else "run")
@@ -157,7 +159,7 @@ def run_decision(
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Read the planned facts of a configuration file, or of the configuration whose pilot it is."""
+    """Read a configuration's planned facts; those of a pilot come from its full configuration."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
     return facts_of_page(page) if owner(text_of(page)) in known - {None} else None

@@ -21,7 +21,8 @@ DRAWS = 20
 class StepSeconds:
     """Estimated seconds of one step, by phase.
 
-    verification: seconds in which only verifiers are busy. teacher: forward pass of the teacher.
+    verification: seconds in which verifiers are busy and the generator is idle. teacher: forward
+        pass of the teacher.
     once: all forward passes of a teacher or a reference before the first step, which `total` does
     not include.
     """
@@ -54,9 +55,11 @@ class StepSeconds:
 class UnitSeconds:
     """Measured unit times, in seconds.
 
-    begin: start of a generation. prompt_token: prefill of one prompt token. decode: one decoding
-    step of all slots. update_fixed: constant time of an update. update_token: further time of an
-    update for each token. teacher_token: one token in the forward pass of a teacher or a reference.
+    begin: start of a generation. prompt_token: seconds to prefill one prompt token. decode: seconds
+        of one decoding step of all slots. update_fixed: seconds of an update that do not depend on
+        its tokens.
+    update_token: further time of an update for each token. teacher_token: seconds of one token in
+    the forward pass of a teacher or a reference.
     """
 
     begin: float
@@ -106,7 +109,8 @@ def estimate_sampled(
 
     prompt_tokens: mean length of a prompt. lengths: lengths of sampled completions; empty: all
     completions have the maximum length. verdict_seconds: mean seconds of a verdict. mixed_share:
-    share of groups that carry gradient; None: all. num_slots: slots of the engine.
+    share of groups that carry gradient; None: all groups carry gradient. num_slots: slots of the
+    engine.
     """
     # The update includes scoring by the reference, the old policy and the critic.
     assert config.drawing is not None
@@ -136,9 +140,9 @@ def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> 
     """Estimate the number of decoding steps until all completions have ended.
 
     The result is the mean of `DRAWS` simulated generations, with lengths drawn from ``lengths``. A
-    free slot takes the next completion.
+    slot whose completion has ended takes the next waiting completion.
     """
-    # A fixed seed, so that the same facts give the same plan.
+    # The simulation has a fixed seed, so that the same facts give the same plan.
     rng = np.random.default_rng(0)
     ends: list[int] = []
     for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():

@@ -32,7 +32,8 @@ def export(
 
     Raises UserError.
     """
-    # Late imports, because ``import assay`` must not load torch and Transformers.
+    # The imports are inside the function,
+    # because ``import assay`` must not load torch and Transformers.
     from assay.model.load import export as export_model
     from assay.release.model_card import write_card
 
@@ -66,7 +67,8 @@ def export(
     try:
         with disk_full_as(lambda: f"{place}: the disk is full; nothing was exported"):
             scratch.mkdir(parents=True)
-            # The GGUF writer reads a Hugging Face folder, so this intermediate export is needed.
+            # The GGUF writer reads a Hugging Face folder,
+            # so the model is first exported to such a folder.
             whole = export_model(folder, scratch / "hf", adapted)
             move(write_gguf(whole, scratch / "model.gguf", place.stem), place)
     finally:

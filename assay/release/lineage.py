@@ -64,7 +64,7 @@ def _made(run: LoadedRun) -> Iterator[Link]:
 
 
 def _checkpoint(name: str) -> Path | None:
-    """Return the checkpoint with a name; None unless it is undamaged and belongs to a run."""
+    """Return the named checkpoint; None for a damaged checkpoint, or one outside of a run."""
     try:
         found = find_checkpoint(name)
     # The base run may be removed or damaged, which must not prevent a release.

@@ -84,7 +84,7 @@ def merge(
             merged = merge_tensors(parts, weights, cast("MergeMethod", method), origin)
     accuracies: list[tuple[str, Evaluation]] = []
     if problems:
-        # A list of pairs, because an input model may be named "merged".
+        # A list of pairs and not a dict, because an input model may have the name "merged" too.
         asked = [*tensors.items(), ("merged", merged)]
         accuracies = _measured(models[0], asked, problems, max_problems, quiet)
     first = loaded[models[0]]
@@ -107,7 +107,8 @@ def check_request(
         raise ConfigError(message("merge", "a model twice", "each once; --weight says how much"))
     if len(weights) != len(models):
         raise ConfigError(message("--weight", f"{len(weights)} weights", f"{len(models)}, or none"))
-    # Sums and comparisons of NaN raise nothing, and the merged weights would be NaN.
+    # A NaN weight passes sums and comparisons without an exception,
+    # and all merged weights become NaN.
     if not all(map(math.isfinite, weights)):
         raise ConfigError(message("--weight", list(weights), "finite numbers"))
     if method != "task_arithmetic" and (min(weights) < 0 or not sum(weights)):

@@ -82,7 +82,7 @@ def _front_matter(run: LoadedRun, base: str) -> Iterator[str]:
 
 def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
     """Yield a table of held-out accuracy at the first evaluation and at the last up to ``step``."""
-    # Later evaluations say nothing about this checkpoint.
+    # Evaluations after the released step measure other weights than those of this checkpoint.
     kinds = {
         kind: (rows[0], [row for row in rows if row["step"] <= step][-1])
         for kind, rows in by_kind(run.evaluations).items()

@@ -52,7 +52,7 @@ def publish(model: str, name: str, out: Path | None = None, *, public: bool = Fa
 def _ask(call: Callable[[], Result], name: str) -> Result:
     try:
         return call()
-    # The hub's client raises many types of exceptions, also those of its HTTP library.
+    # The hub's client raises many types of exceptions, including exceptions of its HTTP library.
     except Exception as error:  # from the hub client
         advice = hub_advice(error) or "try again later"
         raise RunError(f"--push {name}: {cause(error)}; {advice}") from error

@@ -132,7 +132,7 @@ def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
 def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     steps = [int(row["step"]) for row in rows]
     ks = sorted({int(k) for row in rows for k in row["pass_at"]})
-    # Steps with smaller groups lack the larger k, which would leave gaps in the lines.
+    # A step with smaller groups has no pass@k for the larger k, so these lines would have gaps.
     shown = [k for k in ks if all(str(k) in row["pass_at"] for row in rows)]
     passes = [
         _line(f"pass@{k}", steps, [row["pass_at"][str(k)] for row in rows], color)

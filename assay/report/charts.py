@@ -142,7 +142,7 @@ def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
 def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
     apart = {"reward/mean", "reward/std", "reward/per_token"}
     parts = _labels(rows, "reward/", apart)
-    # A single component equals the reward, up to its weight, so its line would say nothing new.
+    # A single reward component equals the reward up to a factor, so its line would add nothing.
     labels = {"reward/mean": "reward", **(parts if len(parts) != 1 else {})}
     return _lines(rows, replace(chart, labels=labels))
 
@@ -287,7 +287,7 @@ def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) ->
 
 def _label(name: str) -> str:
     """Shorten and escape a name."""
-    # Names come from user data, and plotly interprets HTML tags and TeX between dollar signs.
+    # Trace names come from user data, and plotly interprets HTML tags and TeX between dollar signs.
     name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
     return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
 
@@ -300,9 +300,11 @@ def smooth(values: np.ndarray) -> np.ndarray:
     width = max(1.0, len(values) / 45)
     reach = int(3 * width)
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    # Mode "same" returns the length of the longer argument, so values must be the longer one.
+    # numpy.convolve with mode "same" returns the length of its longer argument.
+    # So the weights must not be longer than the values.
     total = np.convolve(values, weights, mode="same")
-    # Near the ends, part of the weights is outside of the run, so their sum is less than elsewhere.
+    # Near the ends of the run, some weights of the average fall outside of the run.
+    # The weighted sum is therefore divided by the sum of the weights that are inside the run.
     return total / np.convolve(np.ones_like(values), weights, mode="same")
 
 

@@ -29,7 +29,7 @@ _TAIL = 16_384
 """Number of bytes to read at the end of a journal. They contain its last rows."""
 STATES = ("running", "finished", "stopped", "paused", "interrupted", "failed", "killed")
 STATES += ("unreadable",)
-# Unvalidated configurations may raise these exceptions, for wrong types or huge numbers.
+# Unvalidated configurations may have wrong types or huge numbers, which raise these exceptions.
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 _DAMAGE += (RecursionError,)
 _SHOWN = ("name", "state", "steps", "stage", "start", "best held-out", "cost")
@@ -271,7 +271,8 @@ def _rows(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 def _same(found: Any, text: str) -> bool:
     """Whether a value equals a text, ignoring case.
 
-    A list matches if one of its elements equals the text, and a path if its last component does.
+    A list matches if one of its elements equals the text. A path matches if its last component
+    equals the text.
     """
     with suppress(ValueError):
         if isinstance(found, int | float) and not isinstance(found, bool):

@@ -99,7 +99,10 @@ class LoadedRun:
         return Table([{name: row[name] for name in columns} for row in rows])
 
     def steps(self, step: int | Literal["last"] | None = None) -> list[int]:
-        """Return the steps with rollouts: all steps, or only ``step``. Raises RunError."""
+        """Return the steps with recorded rollouts, or only ``step`` if a step is given.
+
+        Raises RunError.
+        """
         steps = RolloutLog(self.folder / "rollouts").steps()
         if step is None or (step == "last" and steps):
             return steps if step is None else steps[-1:]

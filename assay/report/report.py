@@ -1,4 +1,7 @@
-"""The report of a run, one self-contained HTML file. Text of models cannot run scripts in it."""
+"""The report of a run, one self-contained HTML file.
+
+Text that a model wrote cannot run scripts in the report.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def write_report(run_folder: Path | str) -> Path:
 
 
 def render(summary: LoadedRun) -> str:
-    """Render the report as HTML. Its content security policy allows only its own scripts."""
+    """Render the report as HTML.
+
+    The page's content security policy allows only the page's own scripts.
+    """
     # A late import, because only this function needs plotly, and loading plotly takes a while.
     from plotly.offline import get_plotlyjs
 

@@ -82,7 +82,8 @@ class RolloutIndex:
         missing = [
             step for step in stamps if step not in known or known[step].stamp != stamps[step]
         ]
-        # The newest shard is first, because users look at the newest step of a run in progress.
+        # The newest shard is indexed first,
+        # because users look at the newest step of a run in progress.
         for step in reversed(missing):
             # At least one shard is read per call, so that a short limit still makes progress.
             if seconds is not None and changed and time.monotonic() > end:
@@ -125,7 +126,7 @@ class RolloutIndex:
     def keep_texts(self, seconds: float) -> bool:
         """Cache texts before the first search. Returns whether uncached shards remain."""
         end = time.monotonic() + seconds
-        # Callers set a short limit, because pages wait for this lock.
+        # Callers set a short time limit, because the viewer's pages wait for the lock of the index.
         with self._lock:
             for step, one in reversed(self._shards.items()):
                 if time.monotonic() > end:
@@ -193,7 +194,7 @@ def _stamp(path: Path) -> Stamp | None:
         found = os.stat(path)
     except FileNotFoundError:
         return None
-    # A stamp that differs from every real one, so that the shard is read and listed as damaged.
+    # A stamp that no real file has, so that the shard is read, and listed as damaged.
     except OSError:
         return (0, 0, 1)
     return found.st_mtime_ns, found.st_size, found.st_ino
@@ -214,7 +215,7 @@ def _narrow(table: pa.Table | None, step: int) -> pa.Table:
         "status": table.column("status"),
         "finish_reason": table.column("finish_reason"),
         "policy_version": table.column("policy_version"),
-        # The lists of this column are as long as the tokens, but take a bit per token on disk.
+        # The lists of this column have one entry per token, but an entry takes only a bit on disk.
         "num_tokens": pc.list_value_length(table.column("sampled")),
         "num_injected": pa.array(DERIVED["num_injected"][1](table.column("sampled")), pa.int32()),
         "num_turns": pc.list_value_length(table.column("turn_ends")).fill_null(0),

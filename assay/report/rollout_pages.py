@@ -72,7 +72,8 @@ def _spread(siblings: Sequence[Row]) -> float:
 
 def _choose_siblings(siblings: Sequence[Row]) -> list[Row]:
     ranked = sorted(siblings, key=_rank, reverse=True)
-    # From both ends in turn, so that the shown completions differ most in reward.
+    # Completions are chosen from both ends of the reward order in turn,
+    # so that their rewards differ most.
     odd = [row for row in ranked if row["status"] == "not_judged"]
     ends = [ranked[n // 2 if n % 2 == 0 else -1 - n // 2] for n in range(len(ranked))]
     ids = list(dict.fromkeys(row["completion_id"] for row in [*odd[:1], *ends]))[:_A_GROUP]

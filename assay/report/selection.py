@@ -52,7 +52,7 @@ class Selection:
         """Return the positions of the selected rollouts in the index's table, in order."""
         table = index.table
         places = np.flatnonzero(self._mask(table))
-        # The filters on the index are applied first, because they read no files.
+        # Filters on columns of the index are applied first, because these filters read no files.
         if self.shows is not None and len(places):
             places = places[self._showing(index, places)]
         if self.text and len(places):

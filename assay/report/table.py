@@ -75,7 +75,8 @@ class Table(Sequence[Mapping[str, Any]]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table | list) and list(self) == list(other)
 
-    # A class that defines __eq__ without __hash__ has none; this line says so to type checkers.
+    # Python gives no hash to a class that defines __eq__ alone,
+    # and this line tells type checkers so.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __repr__(self) -> str:

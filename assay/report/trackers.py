@@ -217,7 +217,8 @@ class MLflow:
             self._log_settings(settings_of(place.config))
         else:
             self.id = place.known
-            # The earlier start has ended the run, and this call reopens it.
+            # The earlier start of the resumed run has ended the MLflow run,
+            # and this call reopens the MLflow run.
             self._client.set_terminated(self.id, "RUNNING")
         self.where = f"{mlflow.get_tracking_uri()}, run {self.id}"
 
@@ -311,7 +312,8 @@ class Reporter:
 
     def __call__(self, kind: str, row: Mapping[str, Any]) -> None:
         """Report a row of the run; see `assay.run.listeners.Listener`."""
-        # Opened in the listener's thread, so that a slow server does not delay the run.
+        # The tracker is opened in the listener's thread,
+        # so that a slow server does not delay the run.
         if self._tracker is None:
             self._tracker = self._open()
         if kind == "metrics":

@@ -24,7 +24,7 @@ class Copied(Protocol):
 class Versioned(Protocol):
     """Checkpoint component that is too large to copy, such as a learner.
 
-    Only the optimizer update changes such a component.
+    Only the optimizer update changes a component of this type.
     """
 
     @property
@@ -36,7 +36,8 @@ class Versioned(Protocol):
 class BetweenSteps:
     """Components for a checkpoint of the last finished step, valid during the next step.
 
-    The constructor copies each `Copied` component. All other components are live references.
+    The constructor copies each `Copied` component. The object refers to all other components
+    without a copy.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:

@@ -61,7 +61,7 @@ class Checkpoints:
         """Write all components as the checkpoint of a step, then apply retention.
 
         best: step with the best held-out result so far. Raises DiskFull with the path of the last
-        usable checkpoint. A failed save leaves earlier checkpoints untouched.
+        usable checkpoint. A save that fails leaves all earlier checkpoints unchanged.
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
@@ -85,7 +85,8 @@ class Checkpoints:
             raise
         finally:
             remove_temporary(temporary)
-        # Measured from the end of the save, so that a slow disk does not cause permanent saving.
+        # The interval begins at the end of a save,
+        # so that a run with a slow disk does not save all the time.
         self._saved = time.monotonic()
         self.prune(best)
         return self.path(step)
@@ -185,7 +186,7 @@ class Checkpoints:
         """Remove a checkpoint. A checkpoint with files that Assay did not write is only renamed."""
         if not os.path.lexists(folder):
             return
-        # Additional files may be those of a user.
+        # A file that is not in the manifest may belong to a user, so it is not removed.
         if folder.is_symlink() or not _is_as_listed(folder):
             move_aside(folder, "kept")
             return

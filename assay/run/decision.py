@@ -1,4 +1,7 @@
-"""The page ``decision.md`` of a run. `assay.plan` writes the page; each end adds its outcome."""
+"""The page ``decision.md`` of a run.
+
+`assay.plan` writes the page, and each end of the run appends the outcome.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def add_outcome(
     line = f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {reason}, after step {step}"
     line += f" of {num_steps}" if num_steps is not None else ""
     try:
-        # Mode "a" would create a missing page, which then holds no decision.
+        # Mode "a" would create a missing page, and the new page would contain no decision.
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
             file.write(f"{line}; {_accuracies(evaluations)}\n")

@@ -1,4 +1,4 @@
-"""The run directory, written by `Run`. It is the complete record of a training run.
+"""The run directory, written by `Run`. The run directory is the complete record of a training run.
 
     runs/NAME/
       config.toml  decision.md  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
@@ -6,7 +6,7 @@
       verifiers/HASH/MODULE.py       source code of user verifiers
 
 A run that is killed at any moment can resume. `Run.resume` returns to the newest valid checkpoint
-and removes later metrics. Later rollouts stay, and `Run.recorded` returns them for replay.
+and removes later metrics. Later rollouts stay, and `Run.recorded` returns these rollouts.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Run:
             row |= source()
         num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
         row |= timing_metrics(*self.clock.end_step(), num_tokens)
-        # This write ends after the row is complete, so its seconds count for the next step.
+        # The checkpoint write ends after this step's row, so its seconds count for the next step.
         with self.clock.after_row("record"):
             self._append("metrics", row)
         self.step, self.metrics = step, row
@@ -455,7 +455,7 @@ class Run:
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
-        """Remove data after the checkpoint from the directory. The resumed run writes it again."""
+        """Remove data after the checkpoint, because the resumed run writes this data again."""
         last = self.step
         with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)
@@ -465,7 +465,7 @@ class Run:
             for name in ("metrics", "evaluations"):
                 self._journals.keep(name, lambda row: row.get("step", last + 1) <= last)
             self._journals.keep("events", lambda row: True)
-            # After harmless configuration changes, the recorded rollouts stay valid.
+            # Recorded rollouts stay valid unless a changed setting affects the results.
             if any(map(surroundings.is_harmful, facts["config_changes"])):
                 facts["dropped_rollouts"] = self.rollouts.discard_after(last)
             write_config(self.folder / "config.toml", dump(self.config))

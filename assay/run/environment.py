@@ -172,7 +172,8 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the changed keys of `reward_of`, one line each."""
-    # A key in only one of the two counts as unchanged: older versions of Assay record fewer keys.
+    # A key that only one configuration has counts as unchanged,
+    # because older Assay versions record fewer keys.
     return _differences(
         before,
         {key: now[key] for key in now if key in before}

@@ -32,7 +32,8 @@ def merit_of(evaluation: Row) -> float | None:
 def perplexity_words(evaluation: Row) -> str:
     """Format an evaluation on documents: perplexity with its standard error, bits per byte."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
-    # eval/stderr is the error of the NLL. By the delta method, the perplexity multiplies it.
+    # eval/stderr is the error of the NLL. By the delta method,
+    # the error of the perplexity is the error of the NLL times the perplexity.
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
         f"perplexity {perplexity:.4g}{spread}, {evaluation['eval/bits_per_byte']:.3f} bits a byte"
@@ -123,7 +124,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     rows = of_deciding_kind(evaluations)
     for row in rows:
         # A time limit adds an unscheduled evaluation.
-        # If it counted, a resumed run would end at another step than an uninterrupted run.
+        # If this additional evaluation counted,
+        # a resumed run could end earlier than an uninterrupted run.
         if row["step"] % every:
             continue
         merit, since = merit_of(row) or 0.0, since + 1

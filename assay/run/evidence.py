@@ -111,7 +111,7 @@ def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
 
 def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
     """Return the rollouts of the last `_STEPS` steps that illustrate a finding best."""
-    # The shard of the newest step may still be in the background writer.
+    # The background writer may not have finished the shard of the newest step.
     run.rollouts.flush()
     steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
     read = (read_columns(run.rollouts.path(step), _COLUMNS) for step in steps)

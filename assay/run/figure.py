@@ -35,7 +35,7 @@ def _panel(
     reach: tuple[int, int],
     mark: int,
 ) -> Iterator[str]:
-    # SVG has no NaN: one such point would invalidate the whole polyline.
+    # SVG has no NaN, so one point with NaN would invalidate the whole polyline.
     known = [(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)]
     low = min([0.0, *(y for _, y in known)])
     high = max([y for _, y in known], default=1.0)

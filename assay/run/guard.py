@@ -64,7 +64,8 @@ class Guard:
     def _findings(self, run: Run, spoke: dict[str, int]) -> Iterator[GuardFinding]:
         for rule in self.built_in:
             # The names of a run's metrics are unknown before its first finished step.
-            # A rule that the user configured must not be silently inactive.
+            # A configured rule that never applies must raise an error,
+            # so that it is not silently inactive.
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
             if _may_speak(rule, run, spoke):
@@ -80,7 +81,8 @@ class Guard:
         name = rule.name
         try:
             reason = function(run)
-        # User code may raise anything. The run stops, because the user believes it is guarded.
+        # User code may raise anything. A failing user rule stops the run,
+        # because the user believes that the run is guarded.
         except (Exception, SystemExit) as error:  # from user code
             found = f"{type(error).__name__}: {error}".rstrip(": ")
             run.event("guard_rule_error", rule=name, error=found)

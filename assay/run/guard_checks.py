@@ -19,7 +19,7 @@ from assay.run.history import History, Window
 from assay.run.intervals import t_quantile
 from assay.run.paired import gain_between
 
-# These metrics have the prefix ``reward/`` of reward components, but are not components.
+# The following metrics have the prefix ``reward/`` of reward components, but are no components.
 _NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"
 
@@ -73,7 +73,7 @@ def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
 def above(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the window's mean is above the limit."""
     for name, part in seen.windows(rule):
-        # Negated, so that NaN fires too.
+        # The comparison is negated, so that a mean of NaN fires too.
         if not part.mean <= rule.bound:
             return CheckFound(part.steps[0], [name], {"value": part.mean})
     return None
@@ -112,7 +112,7 @@ def jump(rule: Rule, seen: Seen) -> CheckFound | None:
             part = seen.history.newest(name, rule.window + 1, seen.after)
             if part is None:
                 continue
-            # A median, because an outlier in the earlier window must not hide the next outlier.
+            # The reference is a median, so that an earlier outlier does not hide the next one.
             before, value = float(np.median(part.values[:-1])), float(part.values[-1])
             if value > max(rule.floor, rule.bound * before):
                 return CheckFound(part.steps[-1], [name], {"value": value, "before": before})
@@ -239,7 +239,7 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(last, [falling, *others], numbers)
 
 
-# The best of many windows is high by chance, so two or three standard errors are not enough.
+# The best of many windows is high by chance, so a fall by 2 or 3 standard errors is no evidence.
 # In 300 simulated runs of 200 steps with a constant pass rate, 0.3 % fell by 5 standard errors.
 # In 300 simulated runs of 1,000 steps, 2.7 % fell by 5 standard errors.
 COLLAPSE_ERRORS = 5.0
@@ -262,7 +262,7 @@ class _Collapse:
 def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | None:
     """Return the fall of a window's mean below limit times the best earlier window's mean.
 
-    None if the fall is smaller than the floor, or than `COLLAPSE_ERRORS` standard errors of the
+    The result is None for a fall below the floor, or below `COLLAPSE_ERRORS` standard errors of the
     difference of the two means.
     """
     earlier = seen.history.part(name, 0, -rule.window)
@@ -272,7 +272,7 @@ def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | No
     means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
     at = int(np.argmax(means))
     best, value = float(means[at]), part.mean
-    # Differences of neighboring steps contain the noise of a step, but hardly any trend.
+    # The difference of two neighboring steps shows the noise of a step, but hardly any trend.
     noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
     error = noise * math.sqrt(2 / rule.window)
     if value >= min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
@@ -293,8 +293,8 @@ def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
 def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if one metric collapses while the mean of the rule's other metrics does not fall.
 
-    The metrics are the pass rates of a mixture's parts. All are compared over the same two windows:
-    the best window of the collapsed metric, and its newest window.
+    The metrics are the pass rates of a mixture's parts. All metrics are compared over the same two
+    windows: the best window and the newest window of the collapsed metric.
     """
     # If all parts of a mixture fall, the whole policy collapses, which rule ``collapse`` reports.
     # The overall pass rate cannot serve as comparison, because the collapsed part lowers it.
@@ -427,7 +427,8 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
     if gain is None or gain.stderr is None:
         return None
     # If all problems change by the same amount, their spread estimates an error of 0.
-    # One problem may still change by chance, so the error is at least one problem.
+    # A single problem may still change by chance,
+    # so the standard error is at least that of one problem.
     fall, error = -gain.value, max(gain.stderr, 1 / gain.num_problems)
     if fall < rule.bound * error:
         return None

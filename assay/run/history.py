@@ -71,7 +71,10 @@ class History:
         return Window(self._steps[name][cut], np.array(self._values[name][cut]))
 
     def newest(self, name: str, count: int, after: int = 0) -> Window | None:
-        """Return the newest ``count`` values. None if fewer are later than step ``after``."""
+        """Return the newest ``count`` values.
+
+        None if fewer values than requested are later than step ``after``.
+        """
         steps = self._steps.get(name, ())
         if len(steps) < count or steps[-count] <= after:
             return None

@@ -55,7 +55,7 @@ def share_interval(share: float, count: int, stderr: float | None = None) -> Int
     Student's t (Korn and Graubard 1998).
     """
     # With several completions per problem, a problem's pass rate varies less than one verdict.
-    # Wilson's n assumes one verdict per problem, so its interval would be too wide.
+    # Wilson's interval with n problems assumes one verdict per problem, so it would be too wide.
     z, n = NORMAL_QUANTILE, float(count)
     if stderr and count > 1:
         n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)

@@ -46,7 +46,8 @@ class Journals:
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Append a row to a journal, then notify the listeners."""
-        # The file comes first: a listener must never report a row that a crash then loses.
+        # The file is written first,
+        # because a listener must never report a row that a crash then loses.
         self._files[name].append(row)
         self.notify(name, dict(row))
 
@@ -70,7 +71,8 @@ class Journals:
 
     def close(self) -> None:
         """Wait briefly for the listeners, then close the files."""
-        # Threads stop before the files close, because a failing listener still records an event.
+        # The threads stop before the files close,
+        # because a failing listener writes an event to a file.
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.close()
@@ -82,7 +84,7 @@ class _ListenerThread(threading.Thread):
     """Thread and queue of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
-        # A daemon, so that a hanging listener cannot keep the process alive.
+        # The thread is a daemon, so that a hanging listener cannot keep the process alive.
         super().__init__(name="run-listener", daemon=True)
         self._listener, self._failed = listener, failed
         self._waiting: queue.Queue[tuple[str, Mapping[str, Any]] | None] = queue.Queue(MOST_WAITING)

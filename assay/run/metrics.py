@@ -236,7 +236,7 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 def _num_unread_calls(completion: Completion) -> int:
     """Return the number of tool calls in a completion that no parser could read."""
-    # Counted in the text, not by the tools, so that recorded completions give the same number.
+    # Calls are counted in the text and not by the tools, so that a replay gives the same number.
     ends = [end for _, end in completion.said]
     starts = [*(start for start, _ in completion.said[1:]), len(completion.text)]
     injected = zip(ends, starts, strict=True) if ends else ()

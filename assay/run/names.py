@@ -18,9 +18,9 @@ def find_checkpoint(name: str) -> Path | None:
     """Return the folder of the named checkpoint; None if the name does not refer to a checkpoint.
 
     ``RUN@120`` is the checkpoint of step 120, ``RUN@best`` the best on held-out problems, and
-    ``RUN@last`` the newest. Plain ``RUN`` also means the newest, but raises RunError if the guard
-    stopped the run. Every file is checked against the manifest, which takes a second or two per
-    GiB. Raises RunError for a damaged or missing checkpoint.
+    ``RUN@last`` the newest. Plain ``RUN`` also means the newest checkpoint, but raises RunError if
+    the guard stopped the run. Every file is checked against the manifest, which takes a second or
+    two per GiB. Raises RunError for a damaged or missing checkpoint.
     """
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):

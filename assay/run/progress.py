@@ -111,7 +111,7 @@ class SamplingWatch:
             if self._call is not None and self._num_wanted:
                 self._num_before += self._call.num_completions
             self._call = call
-        # A visible count must not stop short of its total, so the last report is always shown.
+        # The last report of a call is always shown, so that a visible count reaches its total.
         ended = self._shown is call and call.num_completions == call.num_wanted
         if ended or self.is_due:
             self._shown = call
@@ -130,7 +130,7 @@ class SamplingWatch:
         return time.monotonic() - self._heard >= _SILENT_AFTER
 
     def showed(self) -> None:
-        """Restart the interval, because other output was shown."""
+        """Restart the interval between shown reports, because other output was shown."""
         self._last = time.monotonic()
 
     @contextmanager
@@ -183,10 +183,10 @@ class Progress:
     """Progress display of a run on standard error. It is a `Listener` of the run.
 
     A terminal or notebook shows a progress bar, the newest metrics, the reward curve, and the
-    progress of sampling. Other outputs get a line per step, at most one every 5 s, and a line for
-    long work. A quiet display shows nothing. evaluate_every, max_minutes: configured values, for
-    the estimate of the remaining time. evaluations: evaluations so far. sampling: receives the
-    generator's reports.
+    progress of sampling. Any other output gets a line per step, at most one line every 5 s, and a
+    line for long work. A quiet display shows nothing. evaluate_every, max_minutes: configured
+    values, for the estimate of the remaining time. evaluations: evaluations so far. sampling:
+    receives the generator's reports.
     """
 
     def __init__(
@@ -246,9 +246,10 @@ class Progress:
                 self._print(self._line(step, metrics))
 
     def _working(self, row: Row) -> None:
-        """Show long work: immediately on a live display, else after 30 s without output.
+        """Show long work at once on a live display, and elsewhere after 30 s without other output.
 
-        While the generator reports its progress, only these more detailed reports are shown.
+        While the generator reports its tokens, only the generator's reports are shown, because they
+        have more detail.
         """
         if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return

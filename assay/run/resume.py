@@ -52,7 +52,8 @@ def check_has_use(
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
         return
-    # A resume would save these settings, and config.toml would describe steps that never ran.
+    # A resume would save the unused settings,
+    # and config.toml would then describe steps that never ran.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
     found = f"{how}, so no step would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
@@ -83,7 +84,8 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
     """Return a warning if a changed length of the run changes its learning-rate schedule.
 
-    rate: learning rate of the last step, for the text. The result is None without a change.
+    rate: learning rate of the last step, for the text. The result is None if there is no such
+        change.
     """
     # A constant learning rate does not depend on the length of the run.
     kind, stage = now.optimizer.schedule, now.stage

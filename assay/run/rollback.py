@@ -46,7 +46,9 @@ class RolledBack:
 
 
 def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
-    """Make the checkpoint of step ``to`` the newest one of a run. Record who did it and why.
+    """Make the checkpoint of step ``to`` the newest one of a run.
+
+    The event of the rollback records who requested the rollback, and why.
 
     Raises RunError if the checkpoint is missing or damaged, or if it is already the newest state.
     """
@@ -64,7 +66,8 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     try:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
-        # A damaged events.jsonl must raise before any file moves: the last write appends to it.
+        # The rollback ends with an entry in events.jsonl.
+        # So a damaged events.jsonl must raise before any file is moved.
         read_events(folder / "events.jsonl")
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:

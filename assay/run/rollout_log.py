@@ -1,9 +1,9 @@
 """The rollout log, the primary record of a run: a Parquet file per step, a row per completion.
 
-The file of a step is called a shard. A shard is written before the optimizer update. After the
-update, a background thread rewrites the shard with the learner's log-probabilities, values and
-advantages. Floats and tokens round-trip bit for bit. `SampledLog` stores the completions of a step
-before its shard is written.
+The file of a step is called a shard. A shard is written before the optimizer update of its step.
+After the update, a background thread rewrites the shard with the learner's log-probabilities,
+values and advantages. Floats and tokens round-trip bit for bit. `SampledLog` stores the completions
+of a step before its shard is written.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class RolloutLog:
             table,
             buffer,
             compression="zstd",
-            # Higher levels save little: most bytes are log-probabilities, which hardly compress.
+            # Higher compression levels save little, because most bytes are log-probabilities.
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
             # Column statistics would repeat two whole completions, the smallest and largest text.
@@ -251,7 +251,10 @@ def read_shard(path: Path, columns: Sequence[str]) -> pa.Table | None:
 
 
 def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Read columns of a shard. A column that was added after the shard's version is null."""
+    """Read columns of a shard.
+
+    A column that a newer version of the log added is null in an older shard.
+    """
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
     # A named pipe in the place of the file would block the reader forever.
     check_regular(path)
@@ -259,7 +262,7 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         written = file.schema_arrow
         about = written.metadata or {}
         version = int(about.get(_VERSION, b"1"))
-        # Columns that the shard's version lacks are added as nulls after reading.
+        # After reading, columns that the shard's version lacks are added as nulls.
         there = [name for name in fields.names if ADDED_IN.get(name, 0) <= version]
         table = file.read(columns=there, use_threads=False)
     if version > SCHEMA_VERSION or not table.schema.equals(pa.schema(map(fields.field, there))):

@@ -173,7 +173,8 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
     The batch contains the first rows of the shard, or all rows. All other rows are null.
     """
-    # Dynamic sampling rejects some groups. They are recorded last, and are not trained on.
+    # Dynamic sampling rejects some groups. The rows after those of the batch are recorded last,
+    # and are not trained on.
     lengths_R = tokens.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
     row_T = as_numpy(batch.row_T, np.int64)
     num_learned = len(batch.length_R)
@@ -246,7 +247,8 @@ def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     if kind not in _DTYPES:
         return column.to_pylist()
     lists = column.combine_chunks()
-    # A copy, because Arrow's buffers are read-only, and torch warns about read-only arrays.
+    # The values are copied,
+    # because Arrow's buffers are read-only and torch warns about read-only arrays.
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
     ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).tolist()
     bounds = zip([0, *ends[:-1]], ends, lists.is_valid().to_pylist(), strict=True)

@@ -78,7 +78,10 @@ def _user_key() -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Write a new key atomically. If another process has written a key first, that key stays."""
+    """Write a new key atomically.
+
+    If another process has already written a signing key, the other process's key is used.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".key.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

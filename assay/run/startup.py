@@ -14,7 +14,10 @@ from assay.run.progress import Progress
 
 
 class _Startup:
-    """Progress display of one start-up. The display of the run replaces it."""
+    """Progress display of one start-up.
+
+    The progress display of the run replaces the start-up display.
+    """
 
     def __init__(self, quiet: bool) -> None:
         self.clock = PhaseClock()

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first requests a clean stop, the second stops immediately."""
+"""Ctrl-C and SIGTERM: the first signal requests a clean stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NOTICE = b"\nstopping cleanly at the next micro-batch; once more to stop at once
 
 
 class StepInterrupted(KeyboardInterrupt):
-    """Raised to end a step in progress. The run then ends regularly and saves a checkpoint."""
+    """Raised to end the step in progress after a stop was requested.
+
+    After this exception, the run ends regularly and saves a checkpoint.
+    """
 
 
 class StopSignal:
@@ -47,6 +50,7 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        # os.write instead of print(): the signal may interrupt a print, which is not reentrant.
+        # os.write is used, because the signal may interrupt a print(),
+        # and print() is not reentrant.
         with suppress(OSError):
             os.write(2, NOTICE)

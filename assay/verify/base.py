@@ -1,8 +1,8 @@
 """Types of the verifier contract: `Verifier`, `Part`, `Limits`, and the conversion of results.
 
 A verifier judges one completion (or a whole group) and returns a `Part`. An expression such as
-``math*1.0 + think_format*0.1`` names verifiers and their weights. The first term of an expression
-measures correctness.
+``math*1.0 + think_format*0.1`` names verifiers and their weights. The first term of such a weighted
+sum of verifiers measures correctness.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits for one completion. None: the verifier sets no limit of its own.
+    """Resource limits for one completion.
+
+    A limit of None means that the verifier sets no limit of its own.
 
     seconds: wall time. None: the service's deadline applies.
     cpu_seconds: CPU time of one test.
@@ -137,14 +139,14 @@ class Verifier:
 
     executor: where the verifier runs. ``worker``: a process that is killed at its deadline. User
         code requires a worker. ``thread``: threads of this process, for network calls. ``device``:
-        one thread of this process that shares the learner's device. ``inline``: the calling thread,
-        for arithmetic.
-    weight: default weight, if the verifier is a later term of a sum.
-    bounds: (lowest, highest) value of a part. None: unknown.
+        one thread of this process that shares the learner's device. ``inline``: the thread that
+        calls the service, for verifiers of pure arithmetic.
+    weight: default weight of the verifier as a later term (not the first) of a weighted sum.
+    bounds: (lowest, highest) value of the verifier's parts. None: unknown.
     limits: limits that the worker or the sandbox enforces.
     text_only: the verifier reads only a completion's text, think format and finish reason. The
         service then sends no tokens and no rendered prompt to the worker.
-    cached: equal text, spec and version give an equal verdict, so verdicts can be cached.
+    cached: the verdict depends only on text, spec and version, so the service caches verdicts.
     fallible: the verifier is a detector with a known error rate. The labelled set of a detector
         measures its error rate, so wrong verdicts on the set do not stop a run from starting.
     measure_only: the value must not be a reward. A run refuses any weight except 0, unless the
@@ -161,8 +163,8 @@ class Verifier:
         model.
     versions: function of the options. Returns the versions of programs and packages on which
         verdicts depend. The versions are part of the content hash, and a run records them.
-    lacks: function of a row's spec. Returns why this machine cannot judge the row, or "". A run is
-        refused at its start if this machine can judge none of its rows.
+    lacks: function of a row's spec. Returns why this machine cannot judge the row, or "". A run
+        does not start if this machine can judge none of the run's rows.
 
     ``judge`` gets a problem whose spec also contains the configured options. A row's own keys
     override these options.
@@ -255,7 +257,7 @@ def resolve(name: str) -> Verifier:
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
-        # Named in a string, because `remote` imports this module.
+        # The module is named in a string, because `remote` imports this module.
         return find_object("assay.verify.remote:remote", name, VerifierError)(place, pinned)
     verifier = _load(BUILT_IN.get(place, place), name)
     if pinned and pinned != str(verifier.version):
@@ -278,7 +280,8 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        # Functions written in C can lack a signature. Such a function is accepted unchecked.
+        # Functions written in C can lack a signature.
+        # A function without a readable signature is accepted unchecked.
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = not parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters)
@@ -392,7 +395,8 @@ def _number(value: Any) -> float:
 
 
 def _components(components: Mapping[Any, Any]) -> dict[str, float]:
-    # Each component becomes a metric. A component per word, for example, would flood the log.
+    # Each component becomes a metric.
+    # The number of components is limited, because a component per word would flood the log.
     if len(components) > MAX_COMPONENTS:
         raise ValueError(f"accepted: at most {MAX_COMPONENTS} components")
     return {_text(str(name))[:100]: _number(value) for name, value in components.items()}

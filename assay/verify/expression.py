@@ -19,7 +19,7 @@ from typing import NoReturn
 from assay.errors import VerifierError, did_you_mean, message
 
 # Built-in verifiers by name. The values are strings, so that parsing imports no verifier.
-# All other verifiers are named package.module:object.
+# Verifiers that are not in this table are named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
     "code": "assay.verify.programs.code_tests:CODE",
@@ -74,8 +74,8 @@ MOST_CHARACTERS = 4000
 class Term:
     """One term of a sum: a verifier, or alternatives joined by ``|``, and a weight.
 
-    weight: None if the expression has no number here, until `resolved` fills in the default.
-    negative: the term is subtracted. Set only for a term whose weight is None.
+    weight: None if the expression gives the term no number, until `resolved` fills in the default.
+    negative: the term is subtracted. The sign is set only for a term whose weight is None.
     """
 
     name: str
@@ -159,7 +159,8 @@ class _Parser:
         while self.kind != "end":
             if self.token not in ("+", "-"):
                 self.fail("+, - or the end")
-            # Reads two signs: the joining sign, and the sign of a weight, as in ``a + -0.1*b``.
+            # The parser reads two signs, as in ``a + -0.1*b``: one between terms,
+            # and one before a weight.
             found.append(self.term(self.sign() * self.sign()))
         return tuple(found)
 
@@ -190,7 +191,7 @@ class _Parser:
                 return Term(name, weight + 0.0)
 
     def alternatives(self) -> str:
-        """Parse ``name|name``. A following weight applies to all alternatives."""
+        """Parse ``name|name``. A weight after the last alternative applies to all alternatives."""
         names: list[str] = []
         while True:
             if self.kind != "name":

@@ -30,9 +30,11 @@ TOKEN = "ASSAY_VERIFIERS_TOKEN"
 MOST_SECONDS = 1700.0
 # Seconds in which a server must describe a verifier.
 FIRST_SECONDS = 10.0
-# Seconds before the first retry of a full server, and the longest pause. Pauses double.
+# Seconds before the first retry of a request to a full server, and longest pause between retries.
+# Pauses double.
 PAUSE, LONGEST_PAUSE = 0.25, 10.0
-# Reason of a missing verdict by HTTP status. Any other status is an ``error``.
+# Reason of a missing verdict, by the HTTP status of the server's reply.
+# Any other HTTP status gives the reason ``error``.
 REASONS: Mapping[int, NotJudgedReason] = {503: "unavailable", 504: "timeout"}
 REMEDY = "see that it is a server of assay verifier serve, of this version"
 FIELDS = (
@@ -127,7 +129,8 @@ def _part(verdict: Any, num_tokens: int, where: str) -> Part:
         passed = verdict["status"] == "passed"
         part = decode_part((value, score, passed, None, extracted, detail, components, steps, 0.0))
         for step in part.step_scores:
-            # A completion from a stored row has no tokens. Step ends are then character indices.
+            # A completion from a stored row has no tokens.
+            # Step ends of a completion without tokens are character indices.
             if step.end < 0 or step.end >= num_tokens > 0:
                 raise ValueError(f"a step ends at token {step.end} of {num_tokens}")
         return part

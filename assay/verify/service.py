@@ -40,7 +40,7 @@ from assay.verify.serving.sums import Sum, names_in
 
 # More worker processes are probably a typing error. Each worker process imports numpy.
 WORKERS_A_CORE = 16
-# Seconds until a message says that a verifier's module is still being imported.
+# Seconds of an import of a verifier's module, after which a message reports the slow import.
 NOTICE_SECONDS = 10.0
 
 # For `after_fork`. Weak references let an unused service be collected and closed.
@@ -64,7 +64,7 @@ class GroupsJudging:
         if group not in self._jobs:
             self._jobs[group] = self._service.submit(group)
             self._waiting.append(group)
-        # Take finished groups here, so that a reward that always fails is reported while sampling.
+        # Finished groups are read here to report a reward that always fails while sampling.
         while self._waiting and not self._jobs[self._waiting[0]].num_missing:
             self._take()
 
@@ -97,11 +97,11 @@ class VerifierService:
     deadline: seconds for one completion in a worker, unless its verifier has its own limit.
     on_event: called as ``on_event(kind, **facts)`` when a worker is killed (``worker_killed``) or
         dies (``worker_died``), and when a thread's call is abandoned (``verifier_call_lost``).
-    options: options by verifier name. A row can have the same keys.
+    options: options by verifier name. A row can set the same options by keys of the same names.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
     cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
-    give_up_after: number of first completions. If errors and deadlines leave all of these without a
-        verdict, judging raises VerifierError with the verifier's message. None: never.
+    give_up_after: number of first completions. If errors or deadlines leave all of these first ones
+        without a verdict, judging raises VerifierError with the verifier's message. None: never.
     allow: Python modules, or ``module:object``, that a problem may name in addition to the names in
         the default expression. No other code is imported for a problem.
     max_open: maximum number of problems' expressions that stay open, for a server whose clients
@@ -170,7 +170,7 @@ class VerifierService:
         _services.add(self)
 
     def _open(self) -> None:
-        # This lock is held while a verifier is built, which can take a minute of a slow import.
+        # This lock is held while a verifier is built, which can take a minute if an import is slow.
         self._building = threading.RLock()
         # Guards `_sums` only, so that known expressions are found during a slow import.
         self._ordering = threading.Lock()
@@ -205,7 +205,7 @@ class VerifierService:
         return GroupsJudging(self)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Judge without blocking the event loop. A cancelled call cancels its judging too."""
+        """Judge without blocking the event loop. A cancelled call stops judging its groups."""
         cancelled = threading.Event()
         future: Future[list[tuple[Verdict, ...]]] = Future()
 
@@ -304,7 +304,8 @@ class VerifierService:
     def lacks(self, problem: Problem) -> str:
         """Return why this machine cannot judge any completion of a problem, or "".
 
-        Only the first term decides. All alternatives of the first term must lack something.
+        Only the first term decides. A reason is returned only if the machine lacks a requirement of
+        every alternative of the first term.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
@@ -459,8 +460,8 @@ def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]
         answers, or under ``answer`` if the verifier has no such key.
     settings: parameters of `VerifierService`.
 
-    The returned function applies deadlines and can be called from any thread. The workers end when
-    the function is garbage-collected.
+    The returned function applies deadlines and can be called from any thread. The workers of the
+    returned function end when the function is garbage-collected.
 
     Raises VerifierError for an invalid expression, setting or spec.
     """
@@ -495,5 +496,5 @@ def _renew() -> None:
         service.after_fork()
 
 
-# Data loaders and tests fork. A forked child has the objects of a service, but no thread of it.
+# A forked child, as of a data loader, has the objects of a service but none of its threads.
 os.register_at_fork(after_in_child=_renew)

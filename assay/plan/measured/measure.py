@@ -162,7 +162,7 @@ def facts_of_groups(groups: Judged) -> dict[str, Any]:
 def try_verifier(expression: str, seed: int) -> dict[str, Any]:
     """Run the self-test and the red team on a built-in verifier, and return the facts.
 
-    For a user's verifier and for a learned verifier, the result is empty.
+    For a user's verifier and for a learned verifier, return no facts.
     """
     name = parse_expression(expression)[0].names[0].partition("@")[0]
     if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:

@@ -2,7 +2,7 @@
 
 A generation prefills one prompt at a time, then runs decoding steps of all slots, each at the same
 cost. The time of an update is a constant (the optimizer) plus a time per token. Two short
-generations and two small updates determine these costs.
+generations and two small updates determine the costs of a generation and of an update.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Pack groups into one batch. All completions of the batch are trained on."""
+    """Pack groups into one batch. The result marks every completion of the batch as trained."""
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
 
 
 def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
-    """Return a function that queries the teacher as a run does; None without a teacher."""
+    """Return a function that queries the teacher as a run does; None if the run has no teacher."""
     from assay.learn.spans import SpanTeacher
 
     if teacher is None:
@@ -247,7 +247,9 @@ def measure_units(
     group_size: int,
     ask: Learn | None = None,
 ) -> UnitSeconds:
-    """Measure unit times on the loaded model. Without problems, generation is not timed.
+    """Measure unit times on the loaded model.
+
+    Generation is not timed if there are no problems to sample.
 
     learn: performs an update. ask: queries the teacher, without an update.
     """
@@ -305,7 +307,8 @@ def _time_update(
         seconds.append(time.perf_counter() - started)
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
-    # Other processes may disturb a measurement, which shows in an impossible slope.
+    # Other processes may disturb a time measurement.
+    # Such a disturbance shows as a larger update that seems faster than a smaller one.
     if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope

@@ -1,4 +1,6 @@
-"""Open runs of the viewer. Their records are read again when a file changes.
+"""Open runs of the viewer.
+
+The records of an open run are read again when a file of the run changes.
 
 A damaged file raises no error here, unlike in `load_run`: its valid rows are shown, and
 `Records.missing` lists the faults.
@@ -88,8 +90,12 @@ class OpenedRun:
         return cls(key, folder, RolloutIndex(folder / "rollouts"), TokenTexts(folder))
 
     def records(self) -> Records:
-        """Return the records of the run. They are read again if a file has changed."""
-        # Taken before the read, so that a change during the read causes another read.
+        """Return the records of the run.
+
+        The records are read again if a file of the run has changed.
+        """
+        # The version is taken before the records are read.
+        # A change during the read therefore causes another read.
         version = self._version()
         with self._lock:
             if self._records is None or self._records.version != version:

@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 
 from assay.report.rollout_pages import LABELS, safe
 
-# Texts of models are escaped. If an escape were missing, this policy would still block scripts.
+# Texts of models are escaped.
+# The content security policy would block scripts even if an escape were missing.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"

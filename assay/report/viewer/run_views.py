@@ -14,7 +14,7 @@ from assay.report.viewer.page import Links, notices
 from assay.run.evaluations import lifts_of
 from assay.run.progress import format_seconds
 
-# Long runs on many actors have thousands of events, and the newest are the interesting ones.
+# Long runs on many actors have thousands of events, so the page shows only the newest events.
 _MOST_EVENTS = 200
 
 

@@ -50,7 +50,7 @@ class TokenTexts:
                 continue
             try:
                 tokenizer: Any = Tokenizer.from_file(str(path))
-            # The tokenizers library raises the base class for a damaged file.
+            # The tokenizers library raises a plain `Exception` for a damaged tokenizer file.
             except Exception:  # from tokenizers
                 continue
             yield path, partial(tokenizer.decode, skip_special_tokens=False)

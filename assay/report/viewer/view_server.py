@@ -48,7 +48,10 @@ _ASSETS = {"view.css": "text/css", "view.js": "text/javascript", "charts.js": "t
 
 
 def serve_view(places: Sequence[Path], port: int) -> None:
-    """Serve the viewer until a signal arrives. Raises UserError, also for a missing folder."""
+    """Serve the viewer until a signal arrives.
+
+    Raises UserError, for example for a missing folder.
+    """
     check_extra("run view")
     for place in places:
         if not place.is_dir():
@@ -112,7 +115,8 @@ class ViewServer(Server):
         async def respond(request: Request) -> Response:
             from starlette.responses import Response
 
-            # In a thread, because reading files would block all other requests.
+            # The page is rendered in a thread,
+            # because reading files would block all other requests.
             loop = asyncio.get_running_loop()
             status = 200
             try:
@@ -133,7 +137,7 @@ class ViewServer(Server):
         from starlette.responses import Response
 
         name = request.path_params["name"]
-        # Only known names are served, so that a name such as ".." reaches no other file.
+        # Only files with known names are served, so that a name such as ".." reaches no other file.
         if name == "report.css":
             return Response(template(name), headers=HEADERS, media_type="text/css")
         if name not in _ASSETS:

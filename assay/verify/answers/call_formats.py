@@ -28,7 +28,7 @@ class FunctionCall:
     """A function call: the function's name and its arguments by name.
 
     id: identifier that the tool message with the call's result refers to, or "".
-    as_text: whether all arguments are strings because the format does not mark their types.
+    as_text: whether all arguments are strings, because the call's format does not mark types.
         `FunctionCall.typed` converts such arguments.
     """
 
@@ -71,8 +71,8 @@ class CallMarkup:
 
     name: name of the format.
     pattern: regular expression for one region of call markup.
-    read: function that parses the calls in a matched region. Its second argument is a function that
-        parses calls in plain text, for formats with JSON between tags.
+    read: function that parses the calls in a matched region. The second argument of `read` parses
+        calls in plain text, for formats with JSON between tags.
     """
 
     name: str
@@ -112,7 +112,7 @@ def marked_calls(
         for found in each.pattern.finditer(text):
             calls += each.read(found, inner)
         text = each.pattern.sub("\n", text)
-    # Section markers without any call are an unfinished attempt, which `_LEFT` finds.
+    # Section markers without any call are an unfinished call, which the pattern `_LEFT` finds.
     outside = _SECTION.sub("\n", text) if calls else text
     if left := _LEFT.search(outside):
         shown = " ".join(outside[left.start() : left.start() + 60].split())

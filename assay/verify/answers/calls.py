@@ -25,7 +25,7 @@ MAX_CALLS = 64
 _FENCE = re.compile(r"```[ \t]*(?:\w+)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
 # A call starts its line and has an argument or empty parentheses.
-# So the words "Function(s)" and "Sorry (none)" do not look like calls.
+# Therefore the words "Function(s)" and "Sorry (none)" do not match the pattern of a call.
 _LIKE_CALL = re.compile(
     r"^[ \t]*(?:\[\s*)?[A-Za-z_][\w.]*(?:\(\s*[\"'*\[{\d-]|\s*\(\s*(?:\)|[A-Za-z_]\w*\s*=[^=]))",
     re.MULTILINE,

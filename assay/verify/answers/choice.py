@@ -48,7 +48,7 @@ Labels = tuple[str, ...]
 class Options:
     """Labels of a question's options.
 
-    texts: each option's normalized text by label. Empty if the row gives no texts.
+    texts: each option's normalized text by label. The mapping is empty if the row gives no texts.
     several: whether the expected answer is a set of several options, so that "A and C" is valid.
     """
 
@@ -57,7 +57,10 @@ class Options:
     several: bool
 
     def by_text(self, text: str) -> str | None:
-        """Return the label of the only option with this text. None: no such option, or several."""
+        """Return the label of the only option with this text.
+
+        The result is None if no option has this text, or if several options have this text.
+        """
         wanted = plain(text)
         found = [label for label, each in self.texts.items() if each == wanted]
         return found[0] if len(found) == 1 else None
@@ -207,7 +210,7 @@ def _joined(text: str, options: Options) -> Labels:
     if pattern("labels").fullmatch(text):
         labels = re.findall(r"(?<!\w)(?:[A-Za-z]|\d{1,2})(?!\w)", text)
         if all(map(options.has, labels)):
-            # "A or C" leaves open which of the two is meant, so it is not a set.
+            # "A or C" does not say which label is meant, so "A or C" is not a set of labels.
             choice = options.several and re.search(r"\bor\b|/", text)
             return _UNSURE if choice else tuple(dict.fromkeys(map(str.upper, labels)))
     distinct = text.isupper() and text.isalpha() and len(set(text)) == len(text) > 1
@@ -232,7 +235,8 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
 
 def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int, Labels]]:
     """Yield (end position, labels) for each answer phrase with a choice, from last to first."""
-    # A generator parses a phrase only when it is needed.
+    # This function is a generator,
+    # so that a phrase is parsed only when the caller needs the phrase.
     # Parsing the text after a phrase is slow, and the last phrase usually decides.
     said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
@@ -319,7 +323,8 @@ def _unmarked(text: str, options: Options) -> Labels:
 
 def is_options(value: Any) -> bool:
     """Return whether a value is valid as the options of a question."""
-    # The options of a list get the labels A to Z. A mapping brings its own labels.
+    # The options of a list get the labels A to Z.
+    # The options of a mapping get the mapping's keys as labels.
     most = len(ascii_uppercase)
     if isinstance(value, Mapping):
         if not all(_LABEL.fullmatch(str(label)) for label in value):

@@ -112,7 +112,7 @@ def clipped(text: str) -> str:
     text = text.rpartition("<|begin_of_solution|>")[2]
     if opening := _OPENING.match(text):
         if _OTHER_ROLE.search(opening[0]):
-            # The text begins with a user or system turn, which is no answer.
+            # A text that begins with a user or system turn contains no answer.
             return ""
         text = text[opening.end() :]
     return _SPECIAL.split(text, maxsplit=1)[0].strip()
@@ -164,8 +164,8 @@ def _closings(text: str, start: int) -> dict[int, int]:
 def marks(text: str, depth: int = 0) -> list[Mark]:
     """Return the closed answer tags and boxes in text order.
 
-    If marks are nested, return the inner marks. A box that contains an inner box next to
-    alternatives ("or 5") is returned whole.
+    If one mark contains another mark, return only the inner mark. A box that contains an inner box
+    next to alternatives ("or 5") is returned whole.
     """
     found: list[Mark] = []
     every = (*(_boxes(text) if "ox" in text else ()), *(_tags(text) if "<" in text else ()))
@@ -388,7 +388,7 @@ def object_answers(text: str) -> list[str | float]:
     named = [value for key, value in values.items() if pattern("answer_key").fullmatch(key)]
     listed = named[0] if len(named) == 1 and isinstance(named[0], list) else named
     plain = all(isinstance(each, (str, int, float)) for each in listed)
-    # By identity: 1 == True, and the number 1 is an answer.
+    # Compared by identity, because 1 == True in Python and the number 1 is an answer.
     return listed if plain and len(named) == 1 and not any(each is True for each in listed) else []
 
 

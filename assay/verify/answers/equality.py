@@ -1,7 +1,7 @@
 """Compare an answer with the expected answer: as text, numbers, collections, then formulas.
 
-A stage that cannot decide leaves the pair to the next stage. Only the last stage, the comparison of
-formulas, imports sympy.
+A comparison that cannot decide leaves the pair of answers to the next comparison. Only the last
+comparison, the one of formulas, imports sympy.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Parts:
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Return whether ``answer`` equals ``gold``. Both texts are answers without other words."""
+    """Return whether ``answer`` equals ``gold``. Both texts must be answers without other words."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
@@ -102,7 +102,8 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
-        # A text of letters alone is no number. Deciding this case here avoids importing sympy.
+        # A text of letters alone is no number.
+        # A result for a text of letters at this point avoids importing sympy.
         return False
     if (
         not policy.unevaluated
@@ -130,8 +131,9 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
 
 
 def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainNumber | None]:
-    """Parse both answers as numbers. None: the answer is no plain number."""
-    # In "5m", the letter m can be a variable. The letter is a unit if the other answer has a unit.
+    """Parse both answers as numbers. The result is None if the answer is no plain number."""
+    # In "5m", the letter m can be a variable.
+    # The letter m is read as a unit if the other answer has a unit.
     european = policy.european_numbers
     expected, found = read_number(a, False, european), read_number(b, False, european)
     if expected is None and found is not None and found.unit.factors:
@@ -393,7 +395,7 @@ def _same_parts(
             # The answer "75, 75" has two items and the expected answer has one.
             return False
         # A list of values is no list of alternatives.
-        # So it equals a single value only if every item equals that value.
+        # So a list equals a single value only if every item of the list equals the value.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
         return False

@@ -109,7 +109,8 @@ def find_answer(
     fallback: source of the answer if no box, tag or phrase marks an answer in a longer text.
         ``sentence``: the value of the last sentence, if the sentence has exactly one value.
         ``last_number``: the last number. ``none``: no fallback.
-    truncated: whether the text was cut off. Only closed boxes and tags count in such a text.
+    truncated: whether the text was cut off. Only closed boxes and tags count in a text that was cut
+        off.
     """
     # A text that was cut off after a line break has a complete last line.
     truncated = truncated and not text.endswith("\n")
@@ -205,7 +206,7 @@ def _with_correction(found: Commitment, rest: str, truncated: bool) -> Commitmen
 def _is_approximation(said: Commitment, words: str, box: Commitment | None) -> bool:
     """Return whether a phrase only approximates the value in the box before it.
 
-    An approximation such as "about 3.14" does not overrule an exact value in a box.
+    An approximation such as "about 3.14" after a box does not overrule an exact value in the box.
     """
     if box is None or len(said.parts) != 1 or len(box.parts) != 1 or not says("about", words):
         return False
@@ -234,7 +235,8 @@ def find_phrase(
         if said is None or (weak and is_on_the_way):
             continue
         if weak and _is_continued(said, text[said.end : said.end + MAX_REST]):
-            # The text computes further with this value, so earlier values are intermediate too.
+            # The text computes further with the phrase's value,
+            # so this value and earlier values are intermediate.
             is_on_the_way = True
             continue
         values = said.parts

@@ -81,11 +81,11 @@ def read_schema(problem: Problem) -> Any:
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
     """Return the last JSON value of a text as (source, Python value).
 
-    The last answer tag is searched first, then the last fenced block. Otherwise the whole text must
-    be the value.
+    The last answer tag is searched first, then the last fenced block. Without a tag and a block,
+    the whole text must be the JSON value.
 
-    surrounding: whether other text may surround the value. The last outermost object or list in the
-        text is then accepted too.
+    surrounding: whether other text may surround the value. If other text may surround the value,
+        the last outermost object or list in the text counts too.
 
     Raises BadJson if the text has no valid value.
     """
@@ -229,7 +229,8 @@ def _real(text: str) -> float:
 
 def check_size(value: Any) -> None:
     """Raise BadJson for a value with too many elements or too much nesting."""
-    # The loop reads level by level. Recursion could exceed Python's recursion limit.
+    # The loop reads level by level.
+    # A recursive check of a nested value could exceed Python's recursion limit.
     level, count, depth = [value], 1, 1
     while level:
         inner = [list(one.values()) if isinstance(one, dict) else one for one in level]

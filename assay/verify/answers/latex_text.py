@@ -1,6 +1,7 @@
 """Normalize and split LaTeX answers as text.
 
-All functions are string operations and evaluate nothing. Later stages parse numbers and formulas.
+All functions are string operations and evaluate nothing. Other modules parse the numbers and
+formulas of an answer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ESCAPED_DOLLAR = re.compile(r"\\\$(?=\s*[+-]?\s*(?:[\d.]|\\(?:[dt]?frac|sqrt|pi
 _LONE_DOLLAR = re.compile(r"^(?=\s*[+-]?\$\s*[+-]?[\d.])\s*([+-]?)\$|(?<=\d)\s*\$(?=[\s.]*$)")
 _ENDING = re.compile(r"(?:[.,;:\s]|(?<![\d)\]}a-z!])!|(?<=[a-z]{2})!)+$")
 _LOGICAL = re.compile(r"\s*\\l(and|or)(?![a-zA-Z])\s*")
-# Text with a relation sign is a condition such as x < 1, and no letter of formal logic.
+# Text with a relation sign is a condition such as x < 1, and not a proposition of formal logic.
 _STATES = re.compile(r"[=<>]|\\(?:le|ge|ne|in) ")
 # JSON that was escaped twice has two backslashes before each command.
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z(){}\[\],;%$ ])")

@@ -55,7 +55,8 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     """Return the accepted answers of a problem. Raises VerifierError if the row has no answer."""
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
-        # A text is by far the most common type. Returning here skips the field's checks.
+        # A text is by far the most common type.
+        # An early return for a text skips the checks of other types.
         return (answer,)
     return tuple(map(str, listed(ANSWER.read(problem))))
 
@@ -94,7 +95,8 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
     """Return whether an answer with other words equals the expected value.
 
-    An answer phrase must equal the value as a whole. A box can contain words besides the value.
+    An answer phrase must equal the value as a whole. A box may contain other words besides the
+    expected value.
     """
     (part,), phrase = commitment.parts, commitment.phrase
     if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():

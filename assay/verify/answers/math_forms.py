@@ -107,7 +107,7 @@ def same_based(gold: str, found: str) -> bool | None:
 def _value_of(text: str, digits: str, base: str) -> Fraction | None:
     """Return the value of ``digits`` in a base. If ``base`` is "", return the value of ``text``.
 
-    None: the digits are invalid in the base, or the text is no plain number.
+    The result is None if the digits are invalid in the base, or if the text is no plain number.
     """
     if not base:
         number = read_number(text)
@@ -283,7 +283,8 @@ def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:
         return gold, found
-    # An inequality without a set is over the reals. A formula such as 2k is over the integers.
+    # An inequality without a set is over the reals.
+    # A formula such as 2k without a set is over the integers.
     implied = ("", "R") if _COMPARED.search(a) else ("", "R", "Z")
     if set_a != set_b and not ("" in (set_a, set_b) and {set_a, set_b} <= {*implied}):
         return None
@@ -330,7 +331,10 @@ _PRIME = re.compile("(?<![A-Za-z])'|(?<=[A-Z])'(?![a-z])")
 
 
 def primes_in(text: str) -> int:
-    """Count the primes (') of a text. Quotation marks and apostrophes in words do not count."""
+    """Count the primes (') of a text.
+
+    Quotation marks and apostrophes in words do not count as primes.
+    """
     return len(_PRIME.findall(_QUOTED.sub(r"\1", text))) if "'" in text else 0
 
 

@@ -77,7 +77,7 @@ def _leibniz(match: re.Match[str]) -> str:
         # dx/dx is 1.
         return match[0]
     # For a function of several variables, y' does not say by which variable it is derived.
-    # So y' and dy/dx become different names.
+    # For such a function, y' and dy/dx therefore become different names.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
     # The leading space ends a command before the fraction, such as \pi in \pi\frac{dr}{dt}.

@@ -64,7 +64,8 @@ class PlainNumber:
     """A number and its notation.
 
     value: the number without its percent sign: 50 for 50%.
-    digits: number of significant digits of a decimal. 0 for an integer or a fraction.
+    digits: number of significant digits of a decimal. An integer or a fraction has 0 significant
+        digits here.
     places: number of digits after the decimal sign.
     listed: whether the text can also be a list of two numbers, such as ``1,22``.
     """

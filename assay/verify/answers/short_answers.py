@@ -80,8 +80,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         matched = match(found, timeout=MATCH_SECONDS)
         if matched is None and plain != found:
             matched = match(plain, timeout=MATCH_SECONDS)
-    # A text that makes the pattern backtrack gets 0 and is judged.
-    # Otherwise a policy could write such texts to avoid the judgment.
+    # A text on which the pattern backtracks too long counts as judged, with a score of 0.
+    # If such a text were not judged, a policy could write such texts to avoid a verdict.
     except TimeoutError:
         detail = f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s"
         return Part(0.0, detail=detail)
@@ -123,7 +123,8 @@ def normalized(text: str, problem: Problem) -> str:
 def _compiled(pattern: str, flags: str) -> Any:
     import regex
 
-    # Version 0 behaves like the standard library's re. Version 1 changes the meaning of sets.
+    # Version 0 behaves like the standard library's re.
+    # Version 1 of the package regex changes the meaning of character sets.
     bits = regex.V0
     for letter in flags:
         bits |= getattr(regex, letter.upper())

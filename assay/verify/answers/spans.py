@@ -73,7 +73,10 @@ def _normalized_token(token: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether Python's ``float`` can convert a word. So "inf" is a number too."""
+    """Return whether Python's ``float`` can convert a word.
+
+    Because Python's ``float`` accepts "inf", the word "inf" is a number too.
+    """
     try:
         float(text)
     except ValueError:
@@ -99,7 +102,8 @@ def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
     size: number of rows or columns of the table, whichever is larger.
 
     This is the Hungarian method (Kuhn 1955) on a square table padded with zeros. For each row, the
-    method finds the cheapest path to a free column. Prices keep every reduced cost at least 0.
+    method finds the cheapest path to a free column. The method keeps a price per row and column,
+    such that every cost minus its prices is at least 0.
     """
     cost = [[0.0] * size for _ in range(size)]
     for row, values in enumerate(table):

@@ -1,8 +1,9 @@
 """Compare formulas with math-verify and sympy, with fixes for math-verify's known faults.
 
-math-verify's own time limits use signals. These limits are off, because the service kills a worker
-at its deadline. math-verify compares numbers after rounding them to a fixed number of decimals, so
-that 1e-7 equals 0. This module replaces that comparison by one with relative differences.
+math-verify's own time limits use signals. The time limits of math-verify are off, because the
+service kills a worker at its deadline. math-verify compares numbers after rounding them to a fixed
+number of decimals, so that 1e-7 equals 0. This module replaces that comparison by one with relative
+differences.
 
 Texts reach sympy only through a LaTeX grammar, never through `sympify`, which evaluates Python
 code. `too_big` limits the size of a text before it is parsed.

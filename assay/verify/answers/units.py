@@ -78,8 +78,8 @@ _IRREGULAR = _TABLE["irregular"]
 def read_unit(text: str, attached: bool = False) -> Unit | None:
     """Parse the text after a number as a unit or nouns. Return None for other text.
 
-    attached: whether the text follows the number without a space. A single letter is then a
-        variable, as in ``5m``.
+    attached: whether the text follows the number without a space. A single letter directly after a
+        number is a variable, as in ``5m``.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -168,8 +168,8 @@ def _singular(noun: str) -> str:
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
     """Convert a value to another unit. Return None if the dimensions or nouns differ.
 
-    If either unit is missing, return the value unchanged. The caller decides whether a unit may be
-    missing.
+    If either unit is missing, return the value unchanged. The function's caller decides whether an
+    answer may lack the unit.
     """
     if not source or not target:
         return value

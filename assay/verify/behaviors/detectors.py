@@ -49,8 +49,8 @@ class Span:
 class Detections:
     """The behaviors found in a completion.
 
-    measured: False if the text is not English. Only the rule for repetition then reads the text,
-        because the errors of the other rules are measured for English only.
+    measured: False if the text is not English. Only the rule for repetition reads a text that is
+        not English, because the errors of all other rules are measured for English only.
     """
 
     spans: tuple[Span, ...]
@@ -98,7 +98,7 @@ def find_behaviors(completion: Completion) -> Detections:
 def reasoning_of(completion: Completion) -> str:
     """Return a completion's text, with a line break for each character that detectors do not read.
 
-    Positions in the result are therefore positions in the completion's text.
+    Each position in the result is therefore the same position in the completion's text.
     """
     text, think = completion.text, completion.think
     span = think.answer_span(text)
@@ -200,10 +200,10 @@ def is_english(text: str) -> bool:
 def _mixes_languages(text: str) -> bool:
     """Return whether an English text contains words of another language.
 
-    One word in another script suffices, except Greek letters. A language in Latin letters needs
-    evidence of 2 within eight words, from at least two different common words. A common word is
-    evidence of 1. A word that occurs in names or has an accent is evidence of 1/2. Quoted words,
-    code and formulas do not count.
+    One word in another script than Latin is sufficient evidence, except Greek words of up to three
+    letters. A language in Latin letters needs evidence of 2 within eight words, from at least two
+    different common words. A common word is evidence of 1. A word that occurs in names or has an
+    accent is evidence of 1/2. Quoted words, code and formulas do not count.
     """
     words = _WORD.findall(_ASIDE.sub(" ", text))
     for word in words:

@@ -86,7 +86,7 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
 def _answer(completion: Completion) -> str:
     text = completion.answer_text
     # Line breaks after a think block belong to the chat template.
-    # A rule must not read them as an empty first line or paragraph.
+    # A rule must not read these line breaks as an empty first line or paragraph.
     return text if len(text) == len(completion.text) else text.lstrip("\r\n")
 
 

@@ -101,7 +101,8 @@ def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
     part = _LAST_PART.search(chunk)
     word = part[0].lower().lstrip(_NO_WORD_STARTS_WITH) if part else ""
     lookup = following.lower().rstrip(".")
-    # After an ellipsis, only a capitalized word that often starts a sentence starts one.
+    # After an ellipsis, a new sentence begins only at a capitalized word
+    # that often starts sentences.
     if chunk.endswith("."):
         return following[0].isupper() and lookup in STARTERS
     is_initial = len(word) == 1 and word.isalpha()

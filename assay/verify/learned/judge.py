@@ -42,7 +42,8 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
     right = [vote for vote in given if vote.finding == "correct"]
     wrong = [vote for vote in given if vote.finding != "correct"]
     winners = max(right, wrong, key=len)
-    # A majority of all votes is needed, because missing votes could reverse the result.
+    # A majority of all votes, missing votes included, is needed,
+    # because missing votes could reverse it.
     if 2 * len(winners) <= len(votes):
         tie = f"{len(right)} of {len(given)} votes say correct: no majority"
         return _inconclusive(votes, f"{tie}; an odd number of judges cannot tie")
@@ -89,8 +90,8 @@ def _decided(
     """Return a part with the reasoning of ``quoted_vote``. The detail names missing votes first.
 
     The components are the share of votes on the winning side, the number of votes, and the tokens
-    of the replies. Tokens of stored replies count too, so that a verdict is reproducible.
-    `judge_costs` has the tokens that were actually spent.
+    of the replies. Tokens of stored replies count too, so that a repeated judgment gives the same
+    component. `judge_costs` reports the tokens of actual requests, without stored replies.
     """
     missing = [vote.detail for vote in votes if vote.finding is None]
     note = f"{len(missing)} of {len(votes)} votes missing: {missing[0]}; " if missing else ""

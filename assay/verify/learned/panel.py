@@ -25,7 +25,8 @@ from assay.verify.learned.store import JudgeStore, reply_key
 class Vote:
     """One vote of a judge.
 
-    finding: verdict, choice or score. None if the vote is missing, for ``reason``.
+    finding: verdict, choice or score. The finding is None if the vote is missing, and ``reason``
+        says why.
     detail: the judge's reasoning, or the error message of a missing vote.
     """
 
@@ -53,7 +54,8 @@ class Panel:
     @property
     def store(self) -> JudgeStore:
         """The store of replies: the file of the settings, else of `keep_replies`, else memory."""
-        # Looked up at each use, because `keep_replies` can be called after the panel was made.
+        # The store is looked up at each use,
+        # because `keep_replies` can be called after the panel is made.
         path = self.settings.replies or _replies_path
         return self._store if path is None else _store_at(path)
 
@@ -119,7 +121,7 @@ class Panel:
         return vote
 
     def close(self) -> None:
-        """Close the connections. The next request opens new ones."""
+        """Close the connections. The next request opens new connections."""
         for client in self.clients:
             client.close()
 
@@ -154,7 +156,10 @@ def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
 
 
 def close_judges() -> None:
-    """Close all connections and files. The next use starts new panels with full budgets."""
+    """Close all connections and files.
+
+    The next use of a judge makes new panels with full budgets.
+    """
     global _replies_path
     with _lock:
         open_ones = [*_panels.values(), *_stores.values()]

@@ -1,11 +1,11 @@
 r"""Quote texts for a judge so that no text can end its block, start a line, or become a token.
 
 A quoted text is one JSON string on one line, between two lines with a code. The code is a hash over
-all quoted texts, and it is regenerated until no text contains it. So a text cannot predict the
-code. A JSON string has no line break, so a text cannot start a line. ``\u`` escapes replace
-sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). ``\u`` escapes also
-replace invisible characters (zero width, direction marks). `json.loads` of the line returns the
-original text.
+all quoted texts, and it is regenerated until no text contains it. A text therefore cannot contain
+the code of its own block. A JSON string has no line break, so a text cannot start a line. ``\u``
+escapes replace sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). ``\u``
+escapes also replace invisible characters (zero width, direction marks). `json.loads` of the line
+returns the original text.
 """
 
 from __future__ import annotations

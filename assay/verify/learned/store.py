@@ -88,7 +88,8 @@ class JudgeStore:
     def _index(self, line: bytes, start: int) -> None:
         row = _read(line)
         if row is not None:
-            # The first reply of a key counts, so that a second process cannot change a verdict.
+            # The first stored reply of a key counts,
+            # so that a second process cannot change a verdict.
             self._places.setdefault(row[0].encode(), (start, len(line)))
         elif line.strip():
             self.num_unreadable += 1
@@ -117,7 +118,8 @@ class JudgeStore:
                 return
             _write_all(self._file, line)
             # The position after an appending write is the end of this write.
-            # The size of the file could include later lines of other processes.
+            # The file's size would be wrong here,
+            # because it could include later lines of other processes.
             end = os.lseek(self._file, 0, os.SEEK_CUR)
             self._places[key.encode()] = end - len(line), len(line)
 

@@ -107,7 +107,8 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
         numbers.add(number)
     last = words_of(steps[-1][1])
     circular = repeated > 0 and any(_same(last, each) for each in said[: max(1, starts)])
-    # At most this many steps count as premises. Otherwise one supported step could earn everything.
+    # At most this many steps count as premises. Without this maximum,
+    # a text with one supported step after many premises could earn the full value.
     counted = len(steps) - min(starts, max(len(premises), len(steps) // 2))
     share = supported / counted if counted else 0.0
     detail, factor = "", 1.0

@@ -70,7 +70,10 @@ class Formula:
 
 
 class NotAFormula(ValueError):
-    """Raised for text that is not a formula. The message states the fault in the syntax."""
+    """Raised for text that is not a formula.
+
+    The message of the exception states the fault in the formula's syntax.
+    """
 
 
 _SPELLINGS = {

@@ -175,7 +175,10 @@ def _same_words(text: str, entry: Entry) -> bool:
 
 
 def _one_number(text: str, entry: Entry) -> bool:
-    """Check that a text is a single number. The library's scorer reads a text's first number."""
+    """Check that a text is a single number.
+
+    The library's scorer reads a text's first number and ignores the rest.
+    """
     number = re.fullmatch(r"[$€£]?\s*(-?\d[\d,]*(?:\.\d+)?)\s*%?\.?", text.strip())
     return number is not None and float(number[1].replace(",", "")) == float(entry["answer"])
 
@@ -187,7 +190,10 @@ def _same_numbers(text: str, entry: Entry) -> bool:
 
 
 def _coin_flip(text: str, entry: Entry) -> bool:
-    """Compare probabilities to 0.0001. The library's scorer accepts the answer's first digits."""
+    """Compare probabilities to 0.0001.
+
+    The library's scorer wrongly accepts a text with only the first digits of the answer.
+    """
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
     given, expected = (Fraction(each.replace(",", "").strip()) for each in (text, entry["answer"]))
@@ -195,13 +201,16 @@ def _coin_flip(text: str, entry: Entry) -> bool:
 
 
 def _new_conclusion(text: str, entry: Entry) -> bool:
-    """Reject a repeated premise. The library's scorer accepts a premise as a new conclusion."""
+    """Reject a repeated premise.
+
+    The library's scorer wrongly accepts a premise as a new conclusion.
+    """
     squeezed = re.sub(r"[\s()]", "", text)
     return squeezed not in {re.sub(r"[\s()]", "", p) for p in entry["metadata"]["premises"]}
 
 
 def _fits_shape(text: str, entry: Entry) -> bool:
-    """Check the size of a grid. The library's scorer ignores additional cells."""
+    """Check the size of a grid. The library's scorer wrongly ignores additional cells of a grid."""
     given, expected = json.loads(text), json.loads(str(entry["answer"]))
     is_grid = bool(expected) and isinstance(expected[0], list)
     same = len(given) == len(expected)
@@ -209,7 +218,10 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """Check that a text is one number or time. The library's scorer ignores text after it."""
+    """Check that a text is one number or time.
+
+    The library's scorer wrongly ignores text after the number or time.
+    """
     form = r"(-?\d+ *(?:days?)?,? *)?([\d:.]+)?"
     given, expected = re.fullmatch(form, text.strip()), re.fullmatch(form, str(entry["answer"]))
     if given is None or expected is None:
@@ -218,7 +230,10 @@ def _interval(text: str, entry: Entry) -> bool:
 
 
 def _one_fraction(text: str, entry: Entry) -> bool:
-    """Check that a text is a single fraction. The library's scorer reads the first fraction."""
+    """Check that a text is a single fraction.
+
+    The library's scorer reads the first fraction and ignores the rest.
+    """
     form = r"[\s$]*-?(?:\\[dt]?frac\s*\{-?\d+\}\s*\{-?\d+\}|\d+\s*/\s*-?\d+)[\s$.]*"
     return re.fullmatch(form, text) is not None
 
@@ -271,7 +286,7 @@ STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "zebra_puzzles": (_zebra, True),
     "countdown": (_countdown, True),
     "puzzle24": (_puzzle24, True),
-    # The scorer accepts any text as true.
+    # The library's scorer of this task reads any text as the answer "true".
     "game_of_life_halting": (_same_text, True),
     "coin_flip": (_coin_flip, True),
     "gsm_symbolic": (_one_number, True),

@@ -95,7 +95,7 @@ def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
     if lacking := sorted(keys - metadata.keys()):
         accepts = f"{_METADATA} of {task}"
         raise VerifierError(message(f"{where}.metadata", f"no {', '.join(lacking)}", accepts))
-    # These scorers compare the grid with a tuple of tuples, and JSON has only lists.
+    # These scorers compare the grid with a tuple of tuples, and a row in JSON has only lists.
     if task in ("arc_agi", "rearc") and "output" in metadata:
         metadata = {**metadata, "output": tuple(tuple(row) for row in metadata["output"])}
     return task, None if answer is None else str(answer), metadata

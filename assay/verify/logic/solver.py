@@ -13,7 +13,7 @@ from assay.verify.logic.formulas import Formula, LogicTerm, NotAFormula
 # Maximum number of variables of a truth table.
 MAX_TABLE = 16
 # Limit of z3's own resource units, which takes some seconds to reach.
-# Unlike a limit of wall-clock time, it gives the same verdict on any machine.
+# Unlike a limit of wall-clock time, a limit of z3's units gives the same verdict on any machine.
 RLIMIT = 4_000_000
 
 _BITS: Mapping[str, Callable[..., int]] = {

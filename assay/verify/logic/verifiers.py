@@ -205,7 +205,9 @@ def _committed_formula(completion: Completion) -> str | None:
 
 
 def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str]:
-    """Parse a formula. Return (formula, "") or (None, fault).
+    """Parse a formula.
+
+    Return (formula, "") for a valid formula, or (None, description of the fault).
 
     gold: the expected formula. If all its variables are single letters, AB means A and B.
     """

@@ -42,7 +42,7 @@ def apply_changes(documents: Sequence[Any], text: str) -> list[Any]:
             raise BadYaml(str(error)[:120]) from error
         if not steps:
             raise BadYaml(f"{place[:80]!r}: accepted: Kind/name path")
-        # A copy, because a YAML alias can give two changes the same object.
+        # The new value is copied, because a YAML alias can give two changes the same object.
         _set(named[0], steps, deepcopy(value), place[:80])
     return changed
 

@@ -138,7 +138,7 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
-    # In Python, True == 1. In JSON, true and 1 are different values.
+    # In JSON, true and 1 are different values, but in Python True equals 1.
     return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
@@ -168,7 +168,8 @@ class Kept:
                 continue
             change, remove = (list(_paths(p, each)) for p in (self.may_change, self.may_remove))
             wrong = (c for c in changed(each.body, found.body) if not _allowed(c, change, remove))
-            # Only the first change is reported, because one edit can change hundreds of values.
+            # Only the first changed value is reported,
+            # because one edit can change hundreds of values.
             first = next(wrong, None)
             yield RuleCheck(each.label, "" if first is None else f"{_shown(first)} must not change")
         known = {each.identity for each in self.resources}
@@ -236,7 +237,8 @@ def _on_path(step: tuple[str, str], place: tuple[str, int, Any, Any]) -> bool:
     key, number, before, after = place
     if number < 0:
         return step == ("key", key)
-    # The item before the change decides, so that renaming an item allows no change.
+    # The list item before the change decides whether a path matches.
+    # So a completion cannot rename an item to make a forbidden change permitted.
     return chooses(step, number, after if before is ABSENT else before)
 
 

@@ -57,7 +57,7 @@ RULES: Mapping[str, Rule] = {
     name: rule for group in GROUPS.values() for name, rule in group.items()
 }
 DEFAULT_RULES = ("references", "values")
-# Rules alone hold for an empty file, so the row's own expectations weigh most.
+# An empty file violates no rule, so the row's own expectations have the largest weights.
 WEIGHTS: Mapping[str, float] = {"schema": 2.0, "require": 4.0, "keep": 4.0}
 """Default weights of components. All other components have weight 1."""
 ALLOWED = ("may_change", "may_remove", "may_add")
@@ -86,7 +86,7 @@ class Review:
     """All checks of a completion, by component.
 
     present: share of the row's resources that the completion has.
-    fault: reason why the completion is no set of manifests, or "".
+    fault: reason why the completion contains no set of manifests, or "" for a set of manifests.
     """
 
     checks: Mapping[str, Sequence[RuleCheck]]

@@ -89,7 +89,7 @@ def _ports(pod: Pod) -> Iterator[Any]:
 
 
 def _has_port(pod: Pod, target: Any) -> bool:
-    # 80 and "80" differ: a text is looked up as the name of a port.
+    # The number 80 and the text "80" differ, because a text is looked up as the name of a port.
     return any(type(port) is type(target) and port == target for port in _ports(pod))
 
 

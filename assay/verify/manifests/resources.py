@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-# Kinds without a namespace. The schemas do not say which kinds are namespaced.
+# Kinds without a namespace.
+# This table exists because the schemas do not say which kinds are namespaced.
 CLUSTER_KINDS = frozenset(
     [
         "APIService",

@@ -60,12 +60,16 @@ def root(bundle: Bundle) -> Iterator[RuleCheck]:
             required = _inherited(pod, container, "runAsNonRoot")
             yield RuleCheck(f"{place}.runAsNonRoot", "" if required is True else "is not true")
             user = _inherited(pod, container, "runAsUser")
-            # The exact type is compared, because False == 0. The schema check reports a wrong type.
+            # The exact type is compared, because False == 0 in Python.
+            # The schema check, not this rule, reports a value of a wrong type.
             yield RuleCheck(f"{place}.runAsUser", "is 0" if type(user) is int and user == 0 else "")
 
 
 def _inherited(pod: Pod, container: Any, key: str) -> Any:
-    """Return a container's setting. A container without the setting inherits its pod's."""
+    """Return a container's setting.
+
+    A container without the setting inherits the setting of its pod.
+    """
     own = at(container, f"securityContext.{key}")
     return at(pod.spec, f"securityContext.{key}") if own is None else own
 

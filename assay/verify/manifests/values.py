@@ -153,7 +153,8 @@ def numbers(bundle: Bundle) -> Iterator[RuleCheck]:
     """Ports and replicas are in their ranges, and schedules have five fields or are a macro."""
     ports = [("Service", "spec.ports[*].port"), ("Service", "spec.ports[*].targetPort")]
     for kind, path in (*ports, ("Service", "spec.ports[*].nodePort")):
-        # The default range of node ports. A cluster can configure another range.
+        # The default range of node ports.
+        # A cluster can be configured with another range of node ports.
         low, high = (30000, 32767) if path.endswith("nodePort") else (1, 65535)
         for each in bundle.of_kind(kind):
             for where, value in find(each.body, path):

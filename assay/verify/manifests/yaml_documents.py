@@ -18,7 +18,7 @@ from assay.host.imports import slow_import
 
 # Maximum characters of the whole text.
 MAX_YAML = 60_000
-# Maximum number of values. An alias counts as its whole expansion.
+# Maximum number of values. In this number of values, an alias counts as its whole expansion.
 MAX_VALUES = 10_000
 MAX_DEPTH = 40
 MAX_DOCUMENTS = 50
@@ -196,7 +196,8 @@ def _key(value: Any, line: int) -> str:
 def _scalar(event: Any, line: int) -> Any:
     text: str = event.value
     tag = event.tag
-    # `implicit` shows whether the scalar was plain. The two loaders report the style of plain
+    # The event's `implicit` flag shows whether the scalar had no quotes.
+    # The two loaders report the style of plain
     # scalars differently.
     if tag == f"{_CORE}str" or tag == "!" or (tag is None and not event.implicit[0]):
         return text

@@ -94,7 +94,7 @@ def _run(sandbox: Sandbox, spec: CodeSpec, program: Program) -> tuple[list[Resul
 
 
 def _key(spec: CodeSpec) -> Key:
-    # The key has the process id, because a forked process must not use its parent's sandbox.
+    # The key contains the process id, because a forked process must not use its parent's sandbox.
     return os.getpid(), spec.unsafe_no_sandbox, spec.packages
 
 

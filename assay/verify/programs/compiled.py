@@ -219,8 +219,8 @@ def _first_error(text: str) -> str:
 def find_source(text: str, language: Language) -> str | None:
     """Return the last fenced block that is labeled with the language or unlabeled.
 
-    A block that never closes counts too. Without a fence, return the whole text. None: there is no
-    program.
+    A block that never closes counts too. If the text has no fenced block, return the whole text.
+    None: there is no program.
     """
     found: str | None = None
     seen = False

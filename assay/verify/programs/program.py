@@ -31,7 +31,7 @@ class Program:
     text: the whole program, which can begin with the row's code.
     written: the part of `text` that the completion contains.
     place: description of the program's place in the completion, such as ``fenced block``.
-    tree: syntax tree. None: the program does not compile.
+    tree: syntax tree. The tree is None if the program does not compile.
     fault: reason why the program does not compile, or "".
     """
 
@@ -146,7 +146,8 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
         with warnings.catch_warnings():
             # An invalid escape sequence in the program would print a SyntaxWarning.
             warnings.simplefilter("ignore")
-            # Parsed only, because compilation can take time exponential in the nesting depth.
+            # The text is only parsed,
+            # because compilation can take time exponential in the nesting depth.
             tree = ast.parse(text)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"

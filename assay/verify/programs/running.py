@@ -63,7 +63,8 @@ MAX_IDLE = 10.0
 MAX_WALL = 30.0
 # A call whose share of CPU time is lower has slept, even on a busy machine.
 IDLE_SHARE = 0.1
-# Minimum idle seconds of a call that count as sleep. Shorter waits can be scheduling delays.
+# Minimum idle seconds of a call that count as sleep.
+# A wait of fewer seconds can be a delay of the operating system's scheduler.
 MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = (
@@ -140,7 +141,7 @@ class ProgramRun:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
-    # Whether the submission is executing a request of a test.
+    # Whether the submission's process is executing a request of a test.
     calling: bool = False
     # Whether the submission is using a function of the test.
     asked: bool = False

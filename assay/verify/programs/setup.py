@@ -184,8 +184,8 @@ class DirectCall:
 def direct_call(source: str) -> DirectCall | None:
     """Return the call of a test such as ``assert name(1) == 2``. None: any other test.
 
-    Most tests of MBPP are such asserts. The worker compares the plain data itself, without the
-    tests' process.
+    Most tests of the data set MBPP have the form of this assert. The worker compares the plain data
+    itself, without the tests' process.
     """
     match tree_of(source).body:
         case [

@@ -122,7 +122,10 @@ def _row(test: Any) -> dict[str, Any] | None:
 
 
 def _kind(row: dict[str, Any] | None) -> Kind | None:
-    """Return the kind of a test by its keys. None: the test has unknown keys or invalid values."""
+    """Return the kind of a test by its keys.
+
+    The result is None if the test has unknown keys or invalid values.
+    """
     if row is None:
         return None
     for kind, (needed, optional) in _FORMS.items():

@@ -13,9 +13,9 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
   data. The result of an operator is an object again, never plain data.
 
-Objects of the row's own classes need no stand-ins. Such objects are sent with their attributes,
-become objects of the row's class in this process, and are compared by this class. Functions that a
-test passes to the submission run in this process.
+Objects of the row's own classes need no stand-ins. Objects of the row's own classes are sent with
+their attributes. This process rebuilds these objects with the row's class, which also compares
+them. Functions that a test passes to the submission run in this process.
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ for _name in (
 
 
 class OpaqueClass(Opaque):
-    """Stand-in for a class of the submission. A call creates an object in the submission's process.
+    """Stand-in for a class of the submission.
+
+    A call of this stand-in creates an object in the submission's process.
 
     An object counts as made by the test if its class has a capitalized name. A submission could
     replace a function by a class whose objects claim to equal everything.

@@ -11,7 +11,7 @@ A suite is a file ``attacks/NAME.toml`` with these optional keys:
 
 A completion is a text or a list of pieces, in which ``[300, "again "]`` repeats a piece 300 times.
 The expected answer replaces ``«gold»``. `VALUES` has functions that return a problem's values by
-name. A completion that names a missing value is skipped for the problem.
+name. A completion that names a value which a problem lacks is not tried on this problem.
 """
 
 from __future__ import annotations

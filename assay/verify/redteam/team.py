@@ -197,7 +197,8 @@ def red_team(
     Raises VerifierError or DataError for invalid input.
     """
     if problems is not None and key != "answer":
-        # Attacks read the key ``answer``. The verifier still reads the row's own key.
+        # Attacks read the key ``answer``. The row's own key stays in the spec,
+        # because the verifier reads this key.
         problems = [_with_answer(problem, key) for problem in problems]
     chosen = choose_suite(verifier, problems, suite)
     with ExitStack() as stack:
@@ -220,7 +221,7 @@ def red_team(
 
 def warnings(verifier: str, options: Options | None = None) -> list[str]:
     """Return warnings about an expression, such as shaping that outweighs correctness."""
-    # One worker suffices, because no completion is judged.
+    # One worker suffices, because checking an expression judges no completion.
     with VerifierService(verifier, num_workers=1, options=options) as service:
         return service.warnings(verifier)
 

@@ -192,7 +192,7 @@ def _search_blocks(lines: list[str]) -> Iterator[FileEdit]:
     n = 0
     while n < len(lines):
         if not _SEARCH.fullmatch(lines[n].strip()):
-            # The path stays valid for further blocks of the same file.
+            # A path applies to all further blocks until another path is named.
             path = _path_on(lines[n]) or path
             n += 1
             continue
@@ -218,7 +218,8 @@ def _next(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
 def _path_on(line: str) -> str:
     """Return the path if a line contains only a path, possibly with markup. Else return ""."""
     match = _NAMED.fullmatch(line.strip())
-    # A path must have a dot or a slash. Any single word on a line would otherwise be a path.
+    # A path must have a dot or a slash. Without this requirement,
+    # any single word on a line would be a path.
     if match is None or not ("." in match[1] or "/" in match[1]):
         return ""
     return match[1].rstrip(":")

@@ -52,10 +52,10 @@ FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, ty
 OUTPUT, ERRORS = sys.stdout, sys.stderr
 DICTS = (dict, Counter, OrderedDict, defaultdict)
 CHANGEABLE = {list, deque, set, bytearray, *DICTS}
-# The module numpy and its array type. Empty in a sandbox without numpy.
+# The module numpy and its array type. The dict is empty in a sandbox without numpy.
 NUMPY: list[Any] = []
 # Special methods by name. Operators look methods up on the type, as Python does.
-# Operators also try the other operand's method.
+# Like Python's operators, these functions also try the other operand's method.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
@@ -220,7 +220,7 @@ class Agent:
         """Handle requests until the parent closes the channel."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        # No code of a submission has run so far, so an error here ends the process.
+        # No code of a submission has run before this line, so an error here ends the process.
         self.confine(settings)
         self.send(self.frame("ready", time.process_time()))
         while True:
@@ -396,7 +396,8 @@ def take_numpy(numpy: Any, array: type) -> None:
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    # The submission gets the real built-in names, because this file has a copy of its own.
+    # The submission gets the real built-in names,
+    # because the agent's file has its own copy of them.
     module.__dict__["__builtins__"] = builtins
     return module
 

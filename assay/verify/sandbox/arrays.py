@@ -2,8 +2,8 @@
 
 An array is sent as its type, its shape and a flat list of its items. The worker decodes an array as
 an `Array`, because it never imports these packages. A sandboxed process that has numpy decodes an
-array as an array of numpy. The tests' process therefore computes with a numpy that no submission
-has touched. Numbers of both packages are sent as Python's numbers.
+array as an array of numpy. The tests' process therefore computes with its own numpy, which no
+submission can change. Numbers of both packages are sent as Python's numbers.
 
 The zygote loads this file without the package, so it imports the standard library only.
 """
@@ -64,7 +64,10 @@ def _nested(items: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    """Yield at most two items of nested lists. Two suffice to tell one item from several."""
+    """Yield at most two items of nested lists.
+
+    Two items suffice to distinguish an array of one item from a larger array.
+    """
     if isinstance(value, Array):
         yield from value.items[:2]
     elif isinstance(value, (list, tuple)) and depth:

@@ -56,7 +56,7 @@ MAX_VALUES = 250_000
 # Bytes of text that take about as long to read as one value.
 BYTES_A_VALUE = 256
 MAX_DEPTH = 150
-# 78,000 decimal digits. Comparing a longer integer with a Decimal is slow.
+# 78,000 decimal digits: comparing a longer integer with a Decimal is slow.
 MAX_INT_BYTES = 2**15
 # Maximum number of items read from an iterator, which can be endless.
 MAX_ITEMS = 10_000

@@ -1,9 +1,10 @@
 """The isolated process that executes one command: a compiler, or a compiled program.
 
 This process is the first of its pid namespace, so its end kills all processes that the command has
-started. It reads a request from the worker, executes the command in a confined child process,
-waits, and reports the kernel's wait status. The command has no access to the channel and
-cannot trace this process, and the kernel delivers no signal from the command to this process.
+started. This process reads a request from the worker and executes the command in a confined child
+process. After the command, this process reports the kernel's wait status. The command has no access
+to the channel and cannot trace this process, and the kernel delivers no signal from the command to
+this process.
 
 The zygote loads this file without the package, so it imports the standard library only.
 """

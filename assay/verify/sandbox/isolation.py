@@ -129,7 +129,8 @@ class Isolation:
         os.close(self.own_memory)
         os.close(self.own_threads)
         if threads != 1:
-            # A fork copies only the calling thread. Other threads could hold locks for ever.
+            # A fork copies only the calling thread.
+            # A lock that another thread held at the fork would never be released in the child.
             raise OSError(f"the packages start {threads - 1} threads when they are imported")
 
     def before_fork(self) -> None:
@@ -137,7 +138,8 @@ class Isolation:
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
-        # Returns to the zygote's own namespace first: a second unshare in a row fails with EINVAL.
+        # The zygote first returns to its own pid namespace,
+        # because a second unshare without this return fails with EINVAL.
         kernel.setns(self.own_pids, kernel.NEWPID)
         kernel.unshare(kernel.NEWPID)
 
@@ -171,7 +173,8 @@ class Isolation:
         os.mkdir("/tmp/work")
         os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        # A process that is not dumpable gives no core dump to a handler program of the host.
+        # The process is made not dumpable,
+        # so that the host's core dump handler gets no core dump of it.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         # The death signal is set again, because a change of user clears it (prctl(2)).
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -204,7 +207,8 @@ class Isolation:
             (resource.RLIMIT_NPROC, limits["threads"] + OTHER_TASKS),
         ):
             if self.unsafe and name == resource.RLIMIT_NPROC:
-                # Without isolation, the limit would also count the trainer's own processes.
+                # Without isolation,
+                # the limit of processes would also count the trainer's own processes.
                 continue
             # The worker can have a lower hard limit, which an ordinary user cannot raise.
             _, hard = resource.getrlimit(name)
@@ -248,7 +252,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
             continue
         os.makedirs(folder, exist_ok=True)
         bind(f"/.outside{folder}", folder)
-        # An empty file system hides the host's installed packages.
+        # An empty file system is mounted here, because it hides the host's installed packages.
         site = os.path.join(folder, "site-packages")
         if os.path.isdir(site):
             flags = QUIET | kernel.MS_RDONLY

@@ -115,11 +115,13 @@ def landlock(version: int, writable: str, execute: bool = False) -> None:
     version: result of `landlock_version`.
     execute: also allow the execution of readable files.
     """
-    # The first Landlock version has 13 access rights. Versions 2, 3 and 5 add one right each.
+    # The first Landlock version has 13 access rights.
+    # Landlock versions 2, 3 and 5 add one access right each.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
-    # Version 4 adds rights for bind and connect. No rule grants these rights, so both fail.
+    # Version 4 adds rights for bind and connect.
+    # No Landlock rule grants the rights for bind and connect, so both calls fail.
     network = 0b11 if version >= 4 else 0
     # Version 6 adds scopes: no abstract sockets and no signals outside this domain.
     scopes = 0b11 if version >= 6 else 0

@@ -23,8 +23,8 @@ class SandboxTrouble(AssayError, RuntimeError):
 class SubmissionError(Exception):
     """Raised by an ``on_call`` function to raise an exception in the process that sent the request.
 
-    names: names of the exception's class and its bases, up to a built-in class.
-    printed: text that the requesting process prints.
+    names: names of the exception's class and its bases, up to a built-in class. printed: text for
+    the process that sent the request to print.
     """
 
     def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
@@ -36,8 +36,8 @@ class SubmissionError(Exception):
 class Answer:
     """A result that an ``on_call`` function can return instead of a plain value.
 
-    args_after, kwargs_after: the arguments as the call left them.
-    printed: text that the requesting process prints.
+    args_after, kwargs_after: the arguments as the call left them. printed: text for the process
+    that sent the request to print.
     """
 
     value: Any
@@ -63,7 +63,8 @@ class Outcome:
     - ``unsupported``: the value cannot be sent, because it is too large or too deep.
 
     value: plain data, or a Handle.
-    args_after, kwargs_after: the arguments after the call. None if no argument is mutable.
+    args_after, kwargs_after: the arguments after the call. Both fields are None if no argument is
+        mutable.
     stdout, stderr: output during the request, truncated at the limit.
     cpu_seconds, wall_seconds: seconds of the request.
     alive: the process can take another request.

@@ -13,7 +13,7 @@ MEMORY_MIB = 64
 LIMITS = Limits(cpu_seconds=10.0, memory_mib=MEMORY_MIB, output_kib=16, processes=4)
 
 # `tries` maps each measure to an attempt to break it.
-# A measure holds if its attempt raises or returns a false value.
+# An isolation measure is unbroken if its attempt raises or returns a false value.
 PROGRAM = r"""
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -86,7 +86,10 @@ class Process:
         self.resume()
 
     def resume(self) -> None:
-        """Start an interval. The time before the interval belongs to the worker."""
+        """Start an interval.
+
+        The worker, not the process, is charged for the time before the interval.
+        """
         self.mark = (time.monotonic(), self.cpu())
         self.next_look = self.mark[0] + self.pause()
 
@@ -142,7 +145,10 @@ class Process:
                 raise Ended("output", f"wrote more than {self.output_limit} bytes")
 
     def pause(self) -> float:
-        """Return the seconds until the next check. The pause is short near the CPU limit."""
+        """Return the seconds until the next check.
+
+        The pause before the next check is short when the process is near its CPU limit.
+        """
         # A process near its limit could exceed the limit by a whole pause.
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
         return min(POLL_SECONDS, max(0.002, left / 4))

@@ -62,8 +62,8 @@ _origins = itertools.count(1)
 class Sandbox:
     """Run untrusted Python. A context manager, for one thread at a time.
 
-    unsafe: run without isolation, if the user waived isolation. Only limits of CPU time, memory and
-        output apply then.
+    unsafe: run without isolation, if the user waived isolation. Without isolation, only limits of
+        CPU time, memory and output apply.
     packages: packages that programs may import. Each process has the packages loaded at its start.
     toolchain: folders that commands may read and execute from (`toolchain.execute`).
     facts: description of the isolation.
@@ -218,7 +218,8 @@ class Sandbox:
 
     def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
         process = self.fork(stdin)
-        # RLIMIT_CPU ends the process if the worker is gone. A request's own limit is far lower.
+        # RLIMIT_CPU ends the process if the worker is gone.
+        # RLIMIT_CPU is only a last resort, because each request has a far lower CPU limit.
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
         return Session(process, next(_origins), limits, total, self.reap, on_call)
 

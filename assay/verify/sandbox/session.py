@@ -25,7 +25,7 @@ START_IDLE_SECONDS = 60.0
 # Maximum number of values in all replies of one session.
 MAX_DECODED = 1_000_000
 # Maximum CPU seconds of the worker for decoding a session's replies.
-# MAX_DECODED normally ends a session long before.
+# A session normally reaches MAX_DECODED long before this limit.
 MAX_READING = 10.0
 VERBS = ("call", "method", "get", "next")
 OUT_OF_TURN = "it sent a message out of turn"
@@ -233,7 +233,7 @@ class Session:
         Return the fields of an Outcome.
         """
         # Whether the process sent more data before its last request was answered.
-        # An honest process waits for the answer.
+        # A process that sends data before the answer to its request does not follow the protocol.
         ahead = False
         while True:
             reply = self.decode(self.process.receive())

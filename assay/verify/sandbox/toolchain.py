@@ -153,7 +153,8 @@ def _times(pid: int) -> tuple[float, float]:
     for child in _children(pid):
         try:
             stat = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            # utime, stime, cutime, cstime of proc(5). The last two are of reaped children.
+            # utime, stime, cutime, cstime of proc(5).
+            # cutime and cstime count the children that have been reaped.
             used += sum(map(int, stat[11:15])) / TICK
             for thread in os.listdir(f"/proc/{child}/task"):
                 delay = Path(f"/proc/{child}/task/{thread}/schedstat").read_text().split()[1]

@@ -18,7 +18,8 @@ from typing import Any, cast
 MAX_NAMES = 32
 # Maximum bytes of a Fraction's numerator or denominator. Reducing a Fraction takes quadratic time.
 MAX_FRACTION_BYTES = 2**9
-# Maximum exponent of a Decimal. Converted to an int, 1e20000 has 20,001 digits.
+# Maximum exponent of a Decimal,
+# which is limited because 1e20000 has 20,001 digits as an int.
 MAX_EXPONENT = 20_000
 # Maximum number of digits of a Decimal.
 MAX_DIGITS = 20_000

@@ -6,8 +6,8 @@ imports modules that submissions commonly use, and then answers the worker over 
 
 The zygote sends two messages by itself:
 
-- ``map`` asks the worker to map users into the zygote's namespace. The worker replies which users
-  the namespace has.
+- ``map`` asks the worker to map users into the zygote's namespace. The worker's reply to ``map``
+  lists the users of the namespace.
 - ``facts {...}`` tells the worker that the zygote is ready, with facts about the isolation.
 
 The worker sends the other requests:

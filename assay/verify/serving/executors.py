@@ -19,7 +19,8 @@ from assay.verify.serving.job import Call
 
 # Seconds for one network call, if the verifier has no limit.
 THREAD_SECONDS = 300.0
-# Seconds for one batch on the device. The first batch also loads the model.
+# Seconds for one batch on the device. The limit is long,
+# because the first batch also loads the model.
 DEVICE_SECONDS = 1800.0
 # Seconds to wait for a further call, while a batch is not full.
 LINGER = 0.002
@@ -145,7 +146,10 @@ class ThreadExecutor(Executor):
         return len(late)
 
     def close(self) -> None:
-        """Accept no more calls. A device gets a second to finish its batch."""
+        """Accept no more calls.
+
+        The thread of a device gets some time to finish its current batch.
+        """
         super().close()
         for thread in self._threads if self.is_device else ():
             thread.join(JOIN_SECONDS)

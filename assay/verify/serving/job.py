@@ -93,7 +93,8 @@ class Job:
         """
         found: list[Call] = []
         num_open = -1
-        # Repeats, because a part from the cache can decide whether a later alternative is needed.
+        # The loop repeats,
+        # because a part from the cache can decide whether a later alternative is needed.
         while self._open and len(self._open) != num_open and not self.cancelled:
             num_open = len(self._open)
             for index in range(len(self._parts)):

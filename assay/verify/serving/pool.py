@@ -22,14 +22,14 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3
-# Maximum number of calls per request to a worker. A request of fast calls may have more.
+# Maximum number of calls per request to a worker. A request of fast calls may contain more calls.
 MOST_AT_ONCE = 64
 # Size of a request in bytes above which no further group is added.
 BYTES_AT_ONCE = 1 << 16
 # Seconds of overhead per call, for encoding the request and decoding the reply.
 QUICKEST = 1e-4
 # Seconds of queued work above which several workers share the queue.
-# Waking a second thread for less work costs more than it gains.
+# Waking a second thread for fewer seconds of work costs more time than it saves.
 WORTH_SHARING = 0.02
 
 SpawnWorker = Callable[[str], Worker]
@@ -242,7 +242,8 @@ class Pool(Executor):
             if self._failed_starts >= MAX_FAILED_STARTS:
                 with self.changed:
                     self.workers.remove(worker)
-                # Without this limit, a broken installation would start workers for ever.
+                # Without this limit of lost workers,
+                # a broken installation would start workers for ever.
                 raise WorkerDied(f"a verifier worker does not start ({code}): {detail}")
         if culprit is not None:
             reason = "timeout" if lost.kind == "overdue" else "error"

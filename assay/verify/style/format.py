@@ -41,8 +41,8 @@ def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the answer is between two tags that each occur exactly once, else 0.
 
     Reads ``open_tag``, ``close_tag`` and ``only`` from the spec. Only text outside the think block
-    is read. White space may follow the close tag. Other text may precede the open tag unless
-    ``only`` is true.
+    is read. White space may follow the close tag. Other text may precede the open tag, unless the
+    spec's ``only`` is true.
     """
     tags, only = (OPEN_TAG.read(problem), CLOSE_TAG.read(problem)), ONLY.read(problem)
     if not has_content(completion.answer_text):

@@ -133,8 +133,8 @@ def _read(completion: Completion, problem: Problem) -> str:
 def _without_code(text: str) -> tuple[str, str]:
     """Split a text into prose and other text, such as code, formulas, addresses and numbers.
 
-    A formula that contains a sentence is prose. Otherwise a sentence in dollar signs would not
-    count.
+    A formula that contains a sentence is prose. If every formula were removed, a sentence between
+    dollar signs would not count.
     """
     aside: list[str] = []
 

@@ -116,9 +116,9 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
 
     The setting ``algorithm.overlong_buffer`` applies the same formula in the learner, with
     ``sampling.max_tokens`` as the limit. The setting changes the advantage and not the recorded
-    reward. Use this verifier if the limit is not the sampler's, depends on the problem, or should
-    be in the rollout log. Never use the setting and this verifier together, because the punishment
-    would count twice.
+    reward. Use this verifier for a limit that is not the sampler's or depends on the problem, and
+    for a punishment that the rollout log should contain. Never use the setting and this verifier
+    together, because the punishment would count twice.
     """
     measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):

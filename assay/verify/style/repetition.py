@@ -23,7 +23,8 @@ ALLOWED_FOLDED = 0.3
 ALLOWED_SENTENCES = 0.25
 # An n-gram that occurs again after more units than this does not count as repeated.
 WINDOW = 2048
-# Units per block. Each block has its own allowance, so that honest text cannot hide a late loop.
+# Units per block.
+# Each block has its own allowance, so that a long honest text before a loop cannot hide the loop.
 BLOCK = 256
 # A text with fewer units has too few n-grams to measure their repetition.
 LEAST = 24
