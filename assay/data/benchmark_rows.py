@@ -1,5 +1,13 @@
 """Convert rows of public benchmarks from the published formats to problems.
 
+Prompts of multiple-choice questions list the lettered options. The verifier ``choice`` judges
+multiple-choice questions, unless the row names a verifier. GPQA lists the correct option first in
+every row, so GPQA options are reordered by a hash of their texts. The verifier ``drop`` judges DROP
+rows and accepts the answers of all annotators. The verifier ``function_calls`` judges BFCL rows.
+BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the questions.
+
+Keys of a row in the published format of each benchmark:
+
     {"question", "choices": [...], "answer": 2, "subject"}                        MMLU
     {"question", "options": [...], "answer": "C", "answer_index": 2, "category"}  MMLU-Pro
     {"question", "choices": {"text": [...], "label": [...]}, "answerKey"}         ARC
@@ -9,12 +17,6 @@
     {"problem", "answer", "metadata": "{'topic': ...}"}                           SimpleQA
     {"passage", "question", "answers_spans" | "answer", "validated_answers"}      DROP
     {"question": [messages], "function": [...], "ground_truth": [...]}            BFCL
-
-Prompts of multiple-choice questions list the lettered options. The verifier ``choice`` judges
-multiple-choice questions, unless the row names a verifier. GPQA lists the correct option first in
-every row, so GPQA options are reordered by a hash of their texts. The verifier ``drop`` judges DROP
-rows and accepts the answers of all annotators. The verifier ``function_calls`` judges BFCL rows.
-BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the questions.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 def read_benchmark_form(row: dict[str, Any], where: str) -> None:
     """Convert a row in place if the row has the format of a known benchmark."""
-    # A format is recognized by keys that no other format has, GPQA's before AIME's, since both
-    # have the key "Question".
+    # A row's format is recognized by keys that no other format has.
+    # GPQA is tested before AIME, since the rows of both have the key "Question".
     if "Question" in row and "Correct Answer" in row:
         _read_gpqa(row, where)
     elif "passage" in row and any(
@@ -71,7 +73,7 @@ def read_benchmark_form(row: dict[str, Any], where: str) -> None:
 def _read_gpqa(row: dict[str, Any], where: str) -> None:
     question, right = str(row["Question"]).strip(), str(row["Correct Answer"]).strip()
     options = [right, *(str(row[key]).strip() for key in _WRONG if key in row)]
-    # A hash instead of a random order: every run and every machine sees the same options.
+    # The options are ordered by a hash, so that every run and machine shows the same order.
     options.sort(key=lambda text: zlib.crc32(f"{question}\n{text}".encode()))
     kept = {key: row[key] for key in ("id", "verifier", "tags", "think") if key in row}
     if "Record ID" in row:
@@ -113,7 +115,7 @@ def _read_options(row: dict[str, Any], question: str, where: str) -> None:
 def _read_drop(row: dict[str, Any], where: str) -> None:
     """Convert a DROP row, with the answers of all annotators.
 
-    The flat list ``answers_spans`` contains the spans of a single answer.
+    The flat list ``answers_spans`` of a DROP row contains the spans of a single answer.
     """
     for key in ("passage", "question"):
         if not isinstance(row.get(key), str):
@@ -145,7 +147,7 @@ def _drop_answers(row: Mapping[str, Any]) -> list[Any]:
     if isinstance(flat := row.get("answers_spans"), Mapping):
         return [_listed(flat.get("spans"))]
     others = row.get("validated_answers") or ()
-    # `datasets` returns a list of objects as one object of columns.
+    # The library `datasets` returns a list of objects as one object of columns.
     if isinstance(others, Mapping):
         others = [dict(zip(others, one, strict=True)) for one in zip(*others.values(), strict=True)]
     return [_annotated(one) for one in (row["answer"], *others)]

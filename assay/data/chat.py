@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MARK = "0Assay0"
 # The lookarounds exclude paths such as a/think, and closing tags such as </think>.
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
-# The format in which `assay.data.rows.reply_text` joins a message's reasoning and content.
+# `assay.data.rows.reply_text` joins a message's reasoning and content with these tags.
 _JOINED = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)", re.DOTALL)
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 
@@ -37,8 +37,8 @@ class PromptRenderer:
     tokens (a BOS) are added once.
 
     The think mode of a prompt is the row's ``think``, else the mode of a switch in the text
-    (`data.think_switches`), else `data.think`. If the template opens or closes the think block
-    itself, no second tag is added; `Prompt.think` records the resulting mode.
+    (`data.think_switches`), else `data.think`. If the chat template itself opens or closes the
+    think block, no second tag is added; `Prompt.think` records the resulting mode.
 
     max_prompt_tokens: the model's ``context_length`` minus the tokens reserved for a completion.
     sampling: defines the efforts; the text of an effort is appended to the question. tools: schemas
@@ -137,7 +137,7 @@ class PromptRenderer:
             parts += [self._encode(injected), first]
             behind = end
             # The injected text starts with the end token of the assistant turn.
-            # In sampling, the policy writes the end token, so the loss must cover it here too.
+            # The policy writes this end token in sampling, so the loss must cover the token.
             if len(parts) > 2 and parts[-2][:1] == [self.end_id]:
                 parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
@@ -156,8 +156,10 @@ class PromptRenderer:
         if end is None:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
-        # A document may contain the name of a special token, such as <|endoftext|>.
-        # The name must not become the special token, which would end the document.
+        # A document may contain the name of a special token, such as <
+        # endoftext
+        # >.
+        # The name is not encoded as the special token, which would end the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
@@ -228,7 +230,7 @@ class PromptRenderer:
 
     @cached_property
     def max_overhead(self) -> int:
-        """Upper bound on the number of tokens that a template adds to an ASCII text."""
+        """Upper bound on the number of tokens that the chat template adds to an ASCII text."""
         # A token has at least one byte, so the text's bytes bound the number of its tokens.
         texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
@@ -350,14 +352,15 @@ class PromptRenderer:
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # A token would span prompt and completion, but the policy sees the prompt's own tokens.
+        # One token would span the end of the prompt and the start of the completion.
+        # In sampling, the prompt is encoded alone, so the completion is encoded alone too.
         return self._encode(text)
 
 
 def think_switches(mode: ThinkMode) -> dict[str, Any]:
     """Return the variables that turn thinking on or off in chat templates."""
     # Qwen3's template reads enable_thinking; DeepSeek-V3.1's template reads thinking.
-    # A variable that a template does not read has no effect, so both are passed.
+    # Both variables are passed, since a variable that a template does not read has no effect.
     return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
 
 
@@ -401,8 +404,8 @@ def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
 def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list[Message]:
     """Append a text to the chat's system message.
 
-    Without a system message, the text becomes one, or precedes the first message if the chat
-    template accepts no system message.
+    In a chat without a system message, the text becomes the system message, or precedes the first
+    message if the chat template accepts no system message.
     """
     if turns[0]["role"] not in ("system", "developer"):
         if not takes_system:
@@ -474,7 +477,7 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
         return render_chat(tokenizer, turns)
     except TemplateFailed:
         # Some templates reject a conversation that ends with a reply.
-        # The end-of-turn token then stays unknown, and EOS ends a completion.
+        # For such a template, the end-of-turn token stays unknown, and EOS ends a completion.
         return None
 
 
@@ -493,6 +496,6 @@ def _without_open_tag(prompt: Prompt, text: str) -> str:
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
-    # White space after the tag is removed only as far as the prompt already ends with it.
-    # Further white space belongs to the reasoning.
+    # White space after the tag is removed only if the prompt already ends with the same white space.
+    # White space that the prompt does not end with belongs to the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

@@ -1,11 +1,13 @@
 """Convert programming problems of public data sets to rows with ``prompt`` and ``tests``.
 
+The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``.
+
+Keys of a row in the published format of each data set:
+
     {"text", "test_list", "test_setup_code", "challenge_test_list"}      MBPP
     {"prompt", "entry_point", "test"}                                    HumanEval
     {"problem", "inputs", "outputs"}                                     CodeContests
     {"question", "input_output", "solutions", "starter_code"}            APPS, TACO
-
-The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ def read_code_form(row: dict[str, Any], where: str) -> None:
     """Convert a row of a known format in place; rows of other formats are unchanged.
 
     MBPP's listed tests are shown in the prompt, as in the MBPP paper, and MBPP's challenge tests
-    are hidden. Prompts of the other data sets show no tests.
+    are hidden. Prompts of HumanEval, CodeContests, APPS and TACO show no tests.
     """
     if "tests" in row:
         return
@@ -65,8 +67,8 @@ def _read_mbpp(row: dict[str, Any]) -> None:
 def _read_apps(row: dict[str, Any], where: str) -> None:
     """Convert the key ``input_output`` to tests of a program or of the function ``fn_name``.
 
-    Programs read standard input. For functions, most rows of APPS wrap the return value in a list
-    of one element, which is removed.
+    Programs read standard input. In most APPS rows that test a function, each output is a list that
+    contains only the return value; this list is removed.
     """
     tests = row.pop("input_output")
     if "problem_id" in row:

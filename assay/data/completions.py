@@ -87,7 +87,7 @@ class Record:
     def completion(self) -> str:
         """Text of the completion; may be empty."""
         # A policy may end a completion at once, so a recorded completion may be "".
-        # `prompt_and_completion` rejects blank text, because training rows need text.
+        # `prompt_and_completion` rejects an empty completion, because training rows need text.
         text = self.keys.get("completion")
         if isinstance(text, str):
             return text
@@ -142,7 +142,7 @@ class Record:
         tokens = _token_ids(keys.pop("token_ids", None), self.source)
         row = Record(keys, self.source)
         # `assay data collect` nests the completion's length and finish reason under "collected".
-        # Evaluation rows have both keys at the top level.
+        # Evaluation rows have the completion's length and finish reason at the top level.
         facts = self.keys.get("collected", self.keys)
         length = facts.get("tokens")
         completion = Completion.from_text(

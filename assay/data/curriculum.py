@@ -36,15 +36,16 @@ class Curriculum:
     """Draws problems and tracks the problems' outcomes.
 
     A problem's ``draw`` is the number of its earlier draws, so that each draw has a group id of its
-    own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. The other
-    orders draw at random, weighted by the estimated pass rates. The next draw depends only on the
-    seed, the number of draws and the observed verdicts. A resumed run therefore draws the same
-    problems.
+    own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. All orders
+    except ``uniform`` and ``easy_to_hard`` draw problems at random, weighted by the estimated pass
+    rates. The next draw depends only on the seed, the number of draws and the observed verdicts. A
+    resumed run therefore draws the same problems as an uninterrupted run.
 
     With oversampling, problems that were drawn but not used keep their draw number and wait for a
     later step. As soon as enough problems wait for a full step, the next step consists of waiting
     problems only and is not oversampled. No problem is lost or waits twice, even if its completions
-    are long. The scheme follows the long rounds of RollPacker (Gao et al., 2025, arXiv 2509.21009).
+    are long. Steps of waiting problems correspond to the long rounds of RollPacker (Gao et al.,
+    2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -58,9 +59,9 @@ class Curriculum:
     ) -> None:
         """Start at the beginning of the first epoch.
 
-        facts: difficulty labels and weights of the rows, if the settings use them. most_drawn:
-        expected number of draws in the whole run. oversample: number of extra problems that
-        each step draws.
+        facts: the rows' difficulty labels and weights, if the settings use labels or weights.
+        most_drawn: expected number of draws in the whole run. oversample: number of extra problems
+        that each step draws.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -100,8 +101,8 @@ class Curriculum:
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
         """Return the next problems; a batch may span two epochs.
 
-        refill: whether the problems belong to the same step as the previous draw. In random orders,
-        a step repeats a problem only after it has drawn all other problems.
+        refill: whether the drawn problems belong to the same step as the previous call's problems.
+        In random orders, a step repeats a problem only after it has drawn all other problems.
         """
         self._forget()
         self._sizes = self._sizes if refill else []
@@ -117,8 +118,8 @@ class Curriculum:
 
     def ahead(self) -> Curriculum:
         """Return a copy, which draws the same problems that this curriculum will draw next."""
-        # Problems, facts and the epoch's order are shared, because drawing replaces them or only
-        # reads them. Everything that a draw or a verdict changes in place is copied.
+        # The copy shares problems, facts and the epoch's order, which no draw changes in place.
+        # Everything that a draw or a verdict changes in place is copied.
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()
@@ -133,11 +134,11 @@ class Curriculum:
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return the group size of each drawn problem.
 
-        usual: the configured group size, used for a problem without observations. The group size is
-        a piecewise linear function of the probability that two completions get different verdicts
-        (`Outcomes.differences`). The function runs from the minimum size at probability 0, through
-        the usual size at 1/3, to the maximum size at 1/2. The result is rounded to the nearest
-        halving or doubling of the usual size.
+        usual: the configured group size, which a problem without observations gets. The group size
+        is a piecewise linear function of the probability that two completions get different
+        verdicts (`Outcomes.differences`). The group size is the minimum size at probability 0, the
+        usual size at probability 1/3, and the maximum size at probability 1/2. The group size is
+        rounded to the usual size times a power of two.
         """
         bounds = self._settings.group_sizes
         if bounds is None:
@@ -147,8 +148,8 @@ class Curriculum:
             self.outcomes.differences(indices), (0.0, UNKNOWN, 0.5), (bounds[0], usual, bounds[1])
         )
         sizes = _sizes(usual, *bounds)
-        # Few distinct sizes, because the generator is called once per size.
-        # Distances are logarithmic, since sizes differ by factors of two.
+        # Sizes take few distinct values, because the generator is called once per size.
+        # Distances between sizes are logarithmic, since sizes differ by factors of two.
         chosen = [min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted]
         self._sizes += chosen
         return chosen
@@ -246,7 +247,7 @@ class Curriculum:
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
             # Take a random subset before sorting.
-            # Otherwise a run shorter than an epoch would see only the easiest problems.
+            # If all problems were sorted, a run shorter than an epoch would see only the easiest problems.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -256,8 +257,8 @@ class Curriculum:
 
     def _choose(self, count: int) -> list[int]:
         """Draw problems at random without replacement, in proportion to their sampling weights."""
-        # A new generator per call, seeded by the number of draws.
-        # Checkpoints therefore need no generator state.
+        # Each call creates a random generator, seeded by the number of draws so far.
+        # Checkpoints therefore need no state of a random generator.
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
         self._return_retired_if_none_left()
@@ -344,8 +345,8 @@ class Curriculum:
             state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
-        # The order easy_to_hard cannot be recomputed on resume.
-        # Pass rates, by which problems are sorted, have changed since the epoch began.
+        # The order easy_to_hard is saved, because a resumed run cannot recompute the order:
+        # the pass rates, by which problems are sorted, have changed since the epoch began.
         if self._settings.order == "easy_to_hard":
             np.save(folder / ORDER_FILE, self._order)
 

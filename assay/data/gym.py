@@ -11,7 +11,7 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """Problems of one reasoning-gym task. A scan generates only the first problem."""
+    """Problems of one reasoning-gym task; `scan` generates only the first problem."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)
@@ -20,7 +20,7 @@ class GymRows(Source):
     def scan(self) -> Iterator[tuple[int, int, Any]]:
         """Yield (index, index, row); every row after the first is `UNREAD` and not generated."""
         # Generating every problem would delay the start of a run.
-        # The first row already shows whether the task accepts the settings.
+        # The first problem already shows whether the reasoning-gym task accepts the settings.
         for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
 
@@ -28,7 +28,7 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:  # tasks are third-party code and may raise any exception
+        except Exception as error:  # reasoning-gym tasks are third-party code and may raise any exception
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -42,8 +42,8 @@ class GymRows(Source):
 def open_gym(text: str) -> GymRows:
     """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
 
-    Problem n of seed s equals problem 0 of seed s + n. The seeds of two disjoint sets must
-    therefore differ by at least ``size``.
+    Problem n of seed s equals problem 0 of seed s + n. For disjoint training and held-out sets, the
+    seeds must therefore differ by at least ``size``.
     """
     task, settings = split_settings(text.removeprefix("gym:"))
     # Importing reasoning_gym takes over a second, so only gym sources import the package.
@@ -63,6 +63,6 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    except Exception as error:  # tasks validate their settings by assert, or not at all
+    except Exception as error:  # some reasoning-gym tasks validate settings by assert, others do not validate
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

@@ -68,7 +68,7 @@ def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None
 def hub_advice(error: BaseException | None) -> str:
     """Return a remedy for an error of the hub client, or "" if no remedy is known."""
     # `datasets` wraps the client's exception, so the chain of causes is searched.
-    # Types are compared by name, so that the optional package huggingface_hub is not imported.
+    # Exception types are compared by name, which needs no import of the optional huggingface_hub.
     while error is not None:
         kind = type(error).__name__
         status = getattr(getattr(error, "response", None), "status_code", None)

@@ -113,9 +113,9 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
     """Return the completion of a row with its step labels.
 
-    A row has a prompt and ``labels``, one per step. The text is either a list of steps (``steps``
-    or ``completions``) or one ``completion``. If separators do not mark the steps, ``step_ends``
-    gives the index of each step's last character or token.
+    A row has a prompt and ``labels``, one per step. The row has the completion as a list of steps
+    (``steps`` or ``completions``) or as one text (``completion``). If separators do not mark the
+    steps, ``step_ends`` gives the index of each step's last character or token.
     """
     keys = copy_row(row, where)
     labels = keys.get("labels")
@@ -145,7 +145,7 @@ LOADERS = {"preference": load_comparisons, "outcome": load_outcomes, "process": 
 
 
 def _label(value: Any, where: str, key: str) -> float:
-    # A bool is an int in Python, so it is converted before the range check of numbers.
+    # A bool is an int in Python, so a bool is converted before the range check of numbers.
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float) and 0 <= value <= 1:

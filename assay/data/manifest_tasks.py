@@ -1,13 +1,15 @@
 """Generated Kubernetes manifests with faults, and their repairs, for the verifier ``manifests``.
 
-    assay.data.manifest_tasks:broken_manifests?size=500             a web application, one fault
-    assay.data.manifest_tasks:broken_manifests?faults=["image_tag"]&num_faults=1
-    assay.data.manifest_tasks:broken_manifests?form=changes         the reply lists the changes
-    assay.data.manifest_tasks:repairs?size=500                      traces with the right reply
-
 `assay.data.small_manifests` generates shorter problems, for models of about one megabyte. Row n
 depends only on the seed and on n. A hash of the broken manifest assigns each problem to the train
 or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.manifest_tasks:broken_manifests?size=500               applications with one fault
+    assay.data.manifest_tasks:broken_manifests?faults=["image_tag"]   wrong image tags
+    assay.data.manifest_tasks:broken_manifests?form=changes           replies list the changes
+    assay.data.manifest_tasks:repairs?size=500                        traces with the right reply
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ Documents = dict[str, dict[str, Any]]
 class Broken:
     """An application, and the faults inserted so far.
 
-    may_change, may_remove: paths that the verifier lets a reply change or remove. rules: verifier
-    rules that a repair must satisfy. repair: right value by path, None for a path to remove. text:
-    function that edits the serialized YAML, for faults that a parsed object cannot represent.
+    may_change, may_remove: paths that the verifier lets a reply change or remove. rules: rules of
+    the verifier ``manifests`` that a repair must satisfy. repair: right value by path, None for a
+    path to remove. text: function that edits the serialized YAML, for faults that a parsed object
+    cannot represent.
     """
 
     documents: Documents
@@ -69,7 +72,7 @@ class Broken:
             self.may_change.append(f"{self.label(kind)} {written(path)}")
         right, inner[path[-1]] = inner[path[-1]], value
         # The label is computed after the replacement.
-        # A reply must address an object by the name in the broken text, even if that name is wrong.
+        # A reply must address an object by its name in the broken manifest, even a wrong name.
         self.repair[f"{self.label(kind)} {written(path)}"] = right
 
     def add(self, kind: str, path: Sequence[str | int], value: Any) -> None:
@@ -197,7 +200,7 @@ BACKEND = ("spec", "rules", 0, "http", "paths", 0, "backend", "service")
 def slip(word: str, random: Random) -> str:
     """Return a misspelled word: two neighboring letters swapped, one doubled, or one omitted."""
     # Swapping two equal letters changes nothing, and a typo may yield another valid name.
-    # In both cases the loop draws another typo.
+    # If a typo changes nothing or yields a valid name, the loop draws another typo.
     while True:
         n = random.randrange(len(word) - 1)
         made = random.choice(
@@ -392,7 +395,8 @@ def broken_manifests(
 ) -> Sequence[Problem]:
     """Return problems with broken manifests of web applications, for the verifier ``manifests``.
 
-    faults: names of `FAULTS` to choose from; empty: all. num_faults: number of faults per problem.
+    faults: names of `FAULTS` from which faults are chosen; empty: all names of `FAULTS`.
+    num_faults: number of faults per problem.
     form: format of the reply, ``manifests`` or ``changes``.
     """
     names = _check(split, faults, num_faults, form)

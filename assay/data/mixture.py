@@ -50,12 +50,12 @@ class Draws(Protocol):
 class MixedCurriculum:
     """Draws problems from the curricula of a mixture's parts, in proportion to the parts' weights.
 
-    The algorithm is smooth weighted round robin. With each prompt, the credit of every part rises
-    by the part's share. The part with the most credit is drawn, and its credit falls by one. After
-    any number of prompts, a part's number of prompts deviates from its share by less than the
-    number of parts. With random choices, the deviation would grow with the square root of the
-    number of prompts. The next draw depends only on the credits and the states of the parts, so a
-    resumed run draws the same problems.
+    The algorithm is smooth weighted round robin. With each drawn prompt, the credit of every part
+    rises by the part's share. The prompt is drawn from the part with the most credit, and this
+    part's credit falls by one. After any number of prompts, a part's number of prompts deviates
+    from its share by less than the number of parts. If parts were chosen at random, the deviation
+    would grow with the square root of the number of prompts. The next draw depends only on the
+    credits and the states of the parts, so a resumed run draws the same problems.
     """
 
     def __init__(
@@ -107,12 +107,13 @@ class MixedCurriculum:
             self._look_at(name, [judged for _, judged in own])
 
     def _look_at(self, name: str, verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Record the pass rates of a part's new groups, and stop the part at its limit."""
+        """Record the pass rates of a part's new groups, and stop the part at limit `stop_above`."""
         for judged in verdicts:
             known = [verdict.correct for verdict in judged if verdict.judged]
             if known:
                 self._recent[name].append(sum(known) / len(known))
-        # A part never leaves the set of stopped parts. When all parts have stopped, all are drawn.
+        # A part that reached its limit `stop_above` stays in the set of stopped parts.
+        # If every part of the mixture is in this set, problems of all parts are drawn again.
         self._recent[name] = self._recent[name][-NUM_RECENT:]
         if self._is_solved(name):
             self._stopped.add(name)
@@ -176,8 +177,8 @@ class MixedCurriculum:
     def load_state(self, folder: Path | str) -> None:
         """Restore a saved state; raises RunError if the parts or their problems differ.
 
-        Weights may change on resume. The saved credits are kept, so that the new shares apply from
-        the resumed step.
+        Weights may change on resume. The saved credits are restored, so that changed weights have
+        an effect only from the resumed step.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -190,7 +191,8 @@ class MixedCurriculum:
             found, saved = ", ".join(self._parts), ", ".join(state["credits"])
             remedy = "resume with the parts that the run began with"
             raise RunError(message(f"{path} parts", found, saved, remedy))
-        # Credits are restored in this run's order of parts, which decides between equal credits.
+        # Credits are restored in this run's order of parts.
+        # This order decides which of two parts with equal credits is drawn first.
         self._credits = {name: state["credits"][name] for name in self._parts}
         self._recent = {name: [*state["recent"][name]] for name in self._parts}
         # If a resumed run removes the limit of a stopped part, the part is drawn again.

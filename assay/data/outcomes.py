@@ -26,8 +26,9 @@ class Outcomes:
     """Draw counts and verdict counts of all problems, by index.
 
     passed, judged: counts of completions; forgetting discounts older completions. draws: number of
-    draws of each problem so far, which is part of its next group's id. returns_at: total number of
-    draws over all problems at which a retired problem returns; 0 for a problem that is not retired.
+    draws of each problem so far, which is part of the problem's next group id. returns_at: for a
+    retired problem, the total number of draws of all problems at which the problem returns; 0 for a
+    problem that is not retired.
     """
 
     def __init__(self, counts: Floats | None, num_problems: int) -> None:
@@ -59,7 +60,7 @@ class Outcomes:
         """Return the probability that two completions of a problem get different verdicts.
 
         With the posterior Beta(a, b) of the pass rate p, the probability is E[2 p (1 - p)] = 2 a b
-        / ((a + b) (a + b + 1)). It equals 1/3 without observations and is at most 1/2.
+        / ((a + b) (a + b + 1)). The probability equals 1/3 without observations and is at most 1/2.
         """
         passed = self.passed[some].astype(np.float64) + 1.0
         failed = self.judged[some].astype(np.float64) + 2.0 - passed
@@ -103,7 +104,7 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     rows = np.stack([passed, judged], axis=-1).astype(np.float32)
     keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)
     pairs = keys.view(np.float32).reshape(-1, 2).astype(np.float64)
-    # Larger counts are scaled down, because their density is too narrow for the midpoint rule.
+    # Large counts are scaled down, since their density is too narrow for the midpoint rule.
     pairs *= np.minimum(1.0, _MOST_JUDGED / np.maximum(pairs[:, 1:], 1.0))
     edges = [(0.0, low), (low, high), (high, 1.0)]
     middles = (np.arange(_MIDPOINTS) + 0.5) / _MIDPOINTS
@@ -117,7 +118,7 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     for first in range(0, len(pairs), _AT_ONCE):
         k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
         logs = k * log_right + (n - k) * log_wrong
-        # The maximum is subtracted, because exp() would underflow to 0 for large counts.
+        # The largest log density is subtracted, since exp() would underflow to 0 for large counts.
         mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
         parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
         found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)

@@ -106,7 +106,7 @@ def check_overlap(
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}
-    # One hash per question and one per answer, 16 bytes a row: the texts need not fit in memory.
+    # A row is stored as two hashes (question and answer), since the texts may not fit in memory.
     hashes = np.empty((len(train), 2), np.int64)
     for index, problem in enumerate(train):
         words = normalize(problem)
@@ -187,7 +187,7 @@ class Questions:
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
         """Return the questions that share an n-gram with the text, the largest share first."""
-        # Most texts share no n-gram, so the generator is tested before a set is built.
+        # Most texts share no n-gram with a question, so the generator is tested before a set is built.
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))
@@ -247,7 +247,7 @@ def holds_own_answer(problem: Problem) -> bool:
 
 
 def _continues(neighbor: str, edge: str) -> bool:
-    """Whether a match is only a part of a word or number, because letters or digits adjoin it."""
+    """Whether a match is part of a longer word or number, because letters or digits adjoin it."""
     return neighbor.isalnum() and edge.isalnum()
 
 

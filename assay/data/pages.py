@@ -1,10 +1,12 @@
 """Built-in generated web pages, about one in six mathematical, for tests of corpus mining.
 
-    assay.data.pages:web?size=20000               pages of about a dozen sites, with URL and tags
-    assay.data.pages:web?size=500&only=steps      pages of a single topic, for a seed corpus
-
 Row n depends only on the seed and on n. The key ``tags`` contains the true topic of a page. Tests
 compare a miner's selection with ``tags``, so the miner itself must not read the key.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.pages:web?size=20000               pages of about a dozen sites, with URL and tags
+    assay.data.pages:web?size=500&only=steps      pages of a single topic, for a seed corpus
 """
 
 from __future__ import annotations

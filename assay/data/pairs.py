@@ -122,7 +122,7 @@ _ACCEPTED = 'two texts with a "prompt", or two chats that differ only in the las
 
 
 def _num_shared(chosen: Turns, rejected: Turns) -> int:
-    """Return the number of common leading turns, without the last turn of each chat."""
+    """Return the number of leading turns that two chats share, ignoring each chat's last turn."""
     shared = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if (one["role"], one["content"]) != (other["role"], other["content"]):
@@ -134,7 +134,8 @@ def _num_shared(chosen: Turns, rejected: Turns) -> int:
 def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
     """Combine a row's prompt with the common beginning of its two chats.
 
-    The chats may repeat the prompt. Raises DataError if prompt and chats contradict each other.
+    The chats of the chosen and the rejected completion may repeat the prompt. Raises DataError if
+    prompt and chats contradict each other.
     """
     if not shared:
         return prompt

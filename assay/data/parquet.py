@@ -54,7 +54,7 @@ class ParquetRows(Source):
 
     def parse(self, raw: Any, where: str) -> Any:
         """Return a row without its null keys."""
-        # A column has a null for every row without the key, in nested objects too.
+        # A Parquet column has a null for every row without the key, in nested objects too.
         return _present(raw) or {}
 
     def fetch(self, position: int) -> Any:

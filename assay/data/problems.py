@@ -83,7 +83,7 @@ def _read_tagged(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(row, _TaggedRow):
         return read_problem(row, where, default_id)
     problem = read_problem(row.row, where, default_id)
-    # The tag is put first, because the first matching tag decides on a problem's mixture part.
+    # The source's tag is put first, because the first matching tag decides on the mixture part.
     own = (tag for tag in problem.tags if tag != row.tag)
     return dataclasses.replace(problem, tags=(row.tag, *own))
 

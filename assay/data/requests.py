@@ -1,11 +1,13 @@
 """Built-in generated requests to greet or thank a person: general prompts to mix with sums.
 
-    assay.data.requests:requests?size=2000&split=train     problems: Greet Bado.
-    assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
-    assay.data.requests:preferences?size=2000              pairs of a helpful and another answer
-
 Row n depends only on the seed and on n. A hash of the person's name assigns each row to the train
 or heldout split, as in `assay.data.tasks`.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.requests:requests?size=2000&split=train     problems such as "Greet Bado."
+    assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
+    assay.data.requests:preferences?size=2000              pairs of a helpful and another answer
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def replies(
     """Return traces such as ``<think>Bado is a friend</think>Hello, Bado!``.
 
     helpful: share of helpful answers. An unhelpful answer omits the name, uses another name, or
-    answers the other request. harmless: share of harmless thoughts. A harmful thought insults the
-    person.
+    thanks a person instead of greeting them (or the reverse). harmless: share of harmless thoughts.
+    A harmful thought insults the person.
     """
     check_split(split)
     check_share("helpful", helpful)
@@ -100,7 +102,7 @@ def _answer(random: Random, verb: str, name: str, split: Split, helpful: bool) -
     other_verb, other_name = _drawn(random, split)
     if other_verb != verb:
         return HELPFUL[other_verb].format(name)
-    # A different name would make the answer wrong; the same name would make it helpful.
+    # An answer with a different name would be wrong, and one with the same name helpful.
     if other_name == name or random.random() < 0.5:
         return random.choice(("No.", "Who?", "Hello.", "Well."))
     return HELPFUL[verb].format(other_name)

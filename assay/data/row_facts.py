@@ -52,8 +52,8 @@ class FactReader:
 
         Does nothing if fewer than ``num_rows`` rows were read.
         """
-        # Rows of reasoning-gym are generated when they are drawn.
-        # Whether a weight matches one of these rows is unknown before that.
+        # Rows of reasoning-gym are generated only when a run draws the rows.
+        # Before all rows are read, it is unknown whether a configured weight matches a row.
         if self._num_read < num_rows:
             return
         for name in self.settings.weights:
@@ -66,8 +66,8 @@ class FactReader:
     def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
         """Read difficulty and weight of all problems in one pass.
 
-        check_names: whether to call `check_names`. Pass False if ``problems`` is a subset of the
-        configured rows, which need not match every weight.
+        check_names: whether to call `check_names`. False is for ``problems`` that are a subset of
+        the configured rows, because a subset need not match every weight.
         """
         if not self.reads:
             return RowFacts()
@@ -118,7 +118,7 @@ class FactReader:
             passed, judged = value.get("passed"), value.get("judged")
             if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
                 raise complaint(problem.place, label, value, kinds)
-            # Posterior mean under a uniform prior: 1 failure of 1 counts less than 8 of 8.
+            # The posterior mean under a uniform prior rates 1 failure of 1 as easier than 8 of 8.
             return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
         if not by_order or not _is_number(value):
             raise complaint(problem.place, label, value, kinds)

@@ -1,15 +1,15 @@
 """Row formats of problems, and conversion of rows to problems.
 
-This module supports these formats:
+`assay.data.code_rows` supports formats of programming problems, and `assay.data.benchmark_rows`
+supports formats of benchmarks. A key with the value ``null`` counts as absent. Row keys without a
+meaning in the row's format become part of the problem's spec, which the policy never sees.
+
+This module supports rows with these keys:
 
     {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
-     "effort"}
-    {"question", "answer": "... #### 1,234"}                 GSM8K
+     "effort"}                                               Assay
+    {"question", "answer": "TEXT #### 1,234"}                GSM8K
     {"problem", "answer" | "solution", "type", "level"}      MATH
-
-`assay.data.code_rows` supports formats of programming problems, `assay.data.benchmark_rows` formats
-of benchmarks. A key with the value ``null`` counts as absent. Keys without a meaning in the format
-become part of the problem's spec, which the policy never sees.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def prompt_and_completion(
 ) -> tuple[Text, str]:
     """Return the prompt and the completion of a row.
 
-    ``messages`` that end with the assistant supply both, unless the row has a key in ``given``.
-    Raises DataError for a row without a prompt or completion.
+    ``messages`` that end with the assistant supply the prompt and the completion, unless the row
+    has a key in ``given``. Raises DataError for a row without a prompt or completion.
     """
     if "messages" in row and not any(name in row for name in given):
         turns = read_prompt(row["messages"], where, "messages")
@@ -127,7 +127,7 @@ def prompt_and_completion(
             raise complaint(where, "messages", row["messages"], accepted)
         last: Mapping[str, Any] = turns[-1]
         if last.get("tool_calls"):
-            # The loss covers only the content, so a message's tool calls would be lost silently.
+            # The loss covers only the message's content, so tool calls would be lost silently.
             accepted = "a last message whose content holds all that is trained on, its calls too"
             raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")
@@ -154,7 +154,7 @@ def reply_text(turn: Message) -> str:
 
 
 def read_think_and_effort(think: Any, effort: Any, where: str) -> dict[str, Any]:
-    """Validate a row's think mode and effort, and return both as a dict; both may be None.
+    """Validate a row's think mode and effort, and return a dict of both, which may be None.
 
     The configuration (`sampling.efforts`) defines the efforts, so any name is accepted here.
     """

@@ -110,7 +110,7 @@ class AcceptedRows:
         return len(self.positions)
 
     def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
-        """Fetch and parse the row at an index."""
+        """Fetch and parse the row at an index of the sequence."""
         number = self.numbers[row]
         where = f"{self.source.label}:{number}"
         raw = self.source.fetch(self.positions[row])
@@ -118,7 +118,7 @@ class AcceptedRows:
 
 
 class _Loading:
-    """State of the validating pass: accepted rows, the hashes of their keys, and errors."""
+    """State of the validating pass over all rows: accepted rows, hashes of row keys, and errors."""
 
     def __init__(
         self,
@@ -149,7 +149,8 @@ class _Loading:
         for position, number, raw in source.scan():
             where, row_name = f"{source.label}:{number}", f"{name}:{number}"
             if raw is UNREAD:
-                # Reading would generate the row. Its default id is unique without reading.
+                # Reading an `UNREAD` row would generate the row, so the row is not read here.
+                # The row's default id is unique even if the row was not read.
                 row_key = row_name
             else:
                 try:
@@ -162,7 +163,8 @@ class _Loading:
                 row_key = key(row) if key else ""
             shelf.positions.append(position)
             shelf.numbers.append(number)
-            # Hashes take 8 bytes per row. A set of the keys would keep every id in memory.
+            # Hashes of row keys take 8 bytes per row.
+            # A set of the keys themselves would keep every row id in memory.
             if key:
                 self.hashes.append(hash(row_key))
             self.num_accepted += 1
@@ -206,9 +208,9 @@ def load_rows(
     """Open the sources and validate up to ``limit`` rows in one pass.
 
     ``read(row, where, default_id)`` parses a row or raises DataError. ``key`` returns a row's key;
-    a row with a repeated key is bad. ``check`` raises DataError for other faults. ``check`` runs
-    once per row, whereas ``read`` runs on every access. Raises DataError for the first bad row if
-    ``on_bad_row`` is ``stop``, and for a source without a valid row.
+    a row with a repeated key is bad. ``check(row)`` raises DataError for faults that ``read`` does
+    not detect. ``check`` runs once per row, whereas ``read`` runs on every access. Raises DataError
+    for the first bad row if ``on_bad_row`` is ``stop``, and for a source without a valid row.
     """
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))

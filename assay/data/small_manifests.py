@@ -1,15 +1,16 @@
 """Generated Kubernetes manifests with faults, short enough for a model of about one megabyte.
 
-    assay.data.small_manifests:broken?size=2000&num_faults=2
+The prompt lists values of a Pod and its Service, one value per line. The reply consists of lines in
+the format of the prompt, each of which changes one value. The verifier ``manifests`` checks the
+complete manifests. Row n depends only on the seed and on n. A hash of the prompt assigns each
+problem to the train or heldout split.
 
-The prompt lists values of a Pod and its Service, one value per line:
+Address of the source, and two lines of a prompt:
+
+    assay.data.small_manifests:broken?size=2000&num_faults=2
 
     Pod/web metadata.labels.app: web
     Service/web spec.selector.app: wbe
-
-The reply consists of lines in the same format, each of which changes one value. The verifier
-``manifests`` checks the complete manifests. Row n depends only on the seed and on n. A hash of the
-prompt assigns each problem to the train or heldout split.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def broken(
 ) -> Sequence[Problem]:
     """Return problems that list values with faults, for the verifier ``manifests``.
 
-    turns: number of replies that the environment ``manifests`` accepts per problem.
+    turns: maximum number of replies to one problem in the environment ``manifests``.
     """
     check(split, num_faults)
 

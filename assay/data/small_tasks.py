@@ -1,14 +1,16 @@
 """Built-in generated problems of several types, short enough for a model of about one megabyte.
 
-    assay.data.small_tasks:sums?size=2000                     17+25=
-    assay.data.small_tasks:programs?size=2000                 f(x): plus 2, times 3:
-    assay.data.small_tasks:knights?size=2000                  A: B is a knave. B: we differ.
-    assay.data.small_tasks:choices?size=2000                  largest? (A) 31 (B) 47 (C) 12:
-    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5    traces, half of them right
-
 `assay.data.word_tasks` generates problems with instructions. Row n depends only on the seed and on
 n. A hash of the prompt assigns each problem to the train or heldout split. Training and held-out
 sets are therefore disjoint for all sizes and seeds.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.small_tasks:sums?size=2000         sums such as 17+25=
+    assay.data.small_tasks:programs?size=2000     functions such as f(x): plus 2, times 3:
+    assay.data.small_tasks:knights?size=2000      puzzles of knights and knaves
+    assay.data.small_tasks:choices?size=2000      multiple-choice questions
+    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5   traces, half right
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class SmallTask:
 def _sum(random: Random) -> SmallTask:
     left, right = random.randint(0, MOST), random.randint(0, MOST)
     answer = left + right
-    # Typical errors of addition: a unit too many or too few, or a lost carry.
+    # Typical errors of addition: a sum that is wrong by 1, or by 10 after a lost carry.
     wrong = answer + random.choice((-10, -2, -1, 1, 2, 10))
     return SmallTask(f"{left}+{right}=", f"{answer}", f"{wrong}", {"answer": f"{answer}"})
 
@@ -55,7 +57,7 @@ def _sum(random: Random) -> SmallTask:
 def _program(random: Random) -> SmallTask:
     """Return a problem that asks for a function with two arithmetic operations.
 
-    Code without parentheses is wrong if a multiplication follows an addition or subtraction.
+    If a multiplication follows an addition or subtraction, code without parentheses is wrong.
     """
     first, second = random.choice(("plus", "minus")), random.choice((*WORDS, "times"))
     small, large = random.randint(1, 9), random.randint(2, 9)
@@ -84,7 +86,7 @@ def _program(random: Random) -> SmallTask:
 
 
 # Each statement of a puzzle, and a function that returns whether the statement is true.
-# The function's arguments: whether the speaker is a knight, and whether the other person is one.
+# The function's arguments are whether the speaker and whether the other person is a knight.
 SAID: Mapping[str, Callable[[bool, bool], bool]] = {
     "{other} is a knight": lambda speaker, other: other,
     "{other} is a knave": lambda speaker, other: not other,
@@ -169,7 +171,7 @@ def imperfect_answers(
     """Return traces for one type of problem (``kind``); the share ``right`` of the traces is right.
 
     Wrong answers have the same format as right answers. A model that imitates these traces learns
-    the format. The model is then right about as often as the traces.
+    the format. A model that imitates these traces is right about as often as the traces.
     """
     _check(kind, split)
     check_share("right", right)

@@ -55,7 +55,7 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
     # Users write True, False and None as in Python, which is not JSON.
-    # Without this conversion, "False" would be a non-empty text, which counts as true.
+    # If "False" were not converted, the non-empty text "False" would count as true.
     if text in spelled:
         return spelled[text]
     try:

@@ -1,16 +1,17 @@
 """Open row sources: files, hub datasets, reasoning-gym tasks and Python objects.
 
-A source is named by one string:
+Functions must be declared with the decorator `source`, by which a function's author allows
+configurations to call the function. Settings after ``?`` in a source's name become keyword
+arguments of the function. A setting's value is parsed as JSON (``4``, ``0.5``, ``true``,
+``[1,2]``), else as text; ``%26`` encodes ``&``.
+
+One string names a source of rows:
 
     problems.jsonl, problems.parquet                     a file (detected by content)
     book.txt, page.md                                    plain text: a single row with key ``text``
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
     package.module:object[?argument=value]               rows, or a declared function
-
-Functions must be declared with the decorator `source`, by which their author allows configurations
-to call them. Settings after ``?`` become keyword arguments of the function. A setting's value is
-parsed as JSON (``4``, ``0.5``, ``true``, ``[1,2]``), else as text; ``%26`` encodes ``&``.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def as_sources(given: Rows) -> list[str | Source]:
 
 def rows_in(given: Any) -> list[Any]:
     """Return the rows of an iterable or of a pandas or polars data frame."""
-    # Methods are tested instead of types, so that neither library need be installed.
+    # Data frames are recognized by methods, so that neither pandas nor polars need be installed.
     # `to_dicts` is polars' method; `iterrows` is pandas' method.
     if hasattr(given, "to_dicts"):
         return given.to_dicts()
@@ -113,7 +114,7 @@ def _open_file(text: str) -> Source:
             head = file.read(4096)
     except OSError as error:
         raise DataError(f"{text}: cannot be read ({error.strerror})") from error
-    # The content decides, because data sets come with any file name.
+    # The content decides on a file's format, because data sets come with any file name.
     if head.startswith(b"PAR1"):
         from assay.data.parquet import ParquetRows
 
@@ -169,13 +170,13 @@ class JsonLines(Source):
         text = _decode(raw, where, accepted)
         try:
             # Trailing blanks are stripped.
-            # An error at the end of the line then reports the last column of the text.
+            # Without its line break, an incomplete line has its JSON error in the last column of the text.
             return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:
-            # NaN, integers of over 4300 digits (a limit of Python), or 100,000 nested brackets.
+            # The line has NaN, an integer of over 4300 digits (Python's limit), or 100,000 nested brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 
@@ -285,7 +286,7 @@ def _check_settings(function: Any, text: str, name: str, settings: Mapping[str, 
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # Some builtins have no signature; the call itself reports wrong arguments.
+        # Some builtins have no signature; for these, the call itself reports wrong arguments.
         return
     try:
         signature.bind(**settings)

@@ -1,11 +1,13 @@
 """Built-in generated problems: sums of small numbers with step-by-step reasoning.
 
+Row n depends only on the seed and on n. A hash of the expression's text assigns each row to the
+train or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
+
+Source addresses, each with the rows that the address yields:
+
     assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
     assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   cold-start traces with many errors
     assay.data.tasks:summaries?size=2000                      traces with their summaries
-
-Row n depends only on the seed and on n. A hash of the expression's text assigns each row to the
-train or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
 """
 
 from __future__ import annotations
@@ -84,10 +86,10 @@ def chain_sums(
 ) -> Sequence[Problem]:
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
-    Numbers are uniform in [0, max_number]. Rows may repeat if few expressions exist.
+    Numbers are uniform in [0, max_number]. Rows may repeat if few expressions satisfy the settings.
     """
     # Ids contain settings that differ from the defaults.
-    # Sums of several lengths can therefore be in one set without repeated ids.
+    # One problem set can therefore contain sums of several lengths without repeated ids.
     check_chain(split, num_terms, max_number, operators)
     is_usual = (num_terms, max_number, operators) == (4, 9, OPERATORS)
     shape = "" if is_usual else f"-{num_terms}to{max_number}{operators.replace(OPERATORS, '')}"
@@ -131,8 +133,9 @@ def imperfect_traces(
     the wrong result.
 
     links: separators between steps; alternatives such as ``" so | then "`` are chosen at random.
-    shown: number of solved problems before the question, as in a few-shot prompt. check: an
-    instruction after the question; the traces then check the last step by the inverse operation.
+    shown: number of solved problems before the question, as in a few-shot prompt. check:
+    instruction that follows the question, to check the last step by the inverse operation; the
+    traces contain this check.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):

@@ -1,10 +1,10 @@
 """Render chat templates within limits of memory and time.
 
 A chat template is a program that comes with a model. The template's Jinja environment forbids
-access to files and private attributes. Still, a single expression such as ``'a'.center(10**10)``
-can exhaust the memory, and no Python signal handler can interrupt the expression. One child process
-therefore renders for all tokenizers of this process. The child process takes 0.6 s to start and
-about 0.3 ms per prompt.
+access to files and private attributes. A single expression such as ``'a'.center(10**10)`` can
+nevertheless exhaust the memory, and no Python signal handler can interrupt the expression. One
+child process therefore renders for all tokenizers of this process. The child process takes 0.6 s to
+start and about 0.3 ms per prompt.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # tokenizers are third-party classes and may raise any exception
+    except Exception as error:  # tokenizers are third-party classes, whose methods may raise any exception
         raise TemplateFailed(cause(error)) from error
 
 
@@ -84,9 +84,9 @@ class Renderer:
         self._owner = 0
 
     def render(self, options: Mapping[str, Any]) -> str:
-        """Return the rendered text; raises TemplateFailed."""
-        # The child's own alarm has twice the time limit, since it only matters after this process
-        # has died.
+        """Return the text that the child process rendered; raises TemplateFailed."""
+        # The child process sets an alarm at twice the time limit.
+        # The alarm ends the child only if this process has died and cannot end the child.
         request = [2 * TEMPLATE_SECONDS, options]
         raw = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
@@ -108,8 +108,9 @@ class Renderer:
             process.kill()
             process.wait()
         else:
-            # After a fork, the rendering process is a child of the parent process, not of this one.
-            # Only the parent may end the process; with a return code set, Popen does not wait.
+            # After a fork, the rendering process is a child of this process's parent.
+            # Only the parent may end the rendering process.
+            # The return code is set here, so that Popen does not wait for the rendering process.
             process.returncode = 0
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
@@ -190,7 +191,7 @@ atexit.register(_renderer.close)
 def _forked() -> None:
     """Replace the renderer in a forked process."""
     # The rendering process and its pipes belong to the parent process.
-    # Another thread of the parent may have held the lock at the time of the fork.
+    # The lock is replaced, because another thread may have held the lock during the fork.
     global _renderer
     _renderer.close()
     _renderer = Renderer()

@@ -20,24 +20,24 @@ MOST_SHOWN = 500
 
 
 def main(memory_bytes: int, most_characters: int) -> None:
-    """Render the requests on standard input until it ends."""
+    """Render the requests on standard input until standard input ends."""
     asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # Standard output is redirected to standard error, since output of a library would corrupt the
     # replies.
     os.dup2(2, 1)
     # Transformers' own function creates the Jinja environment.
-    # A copy of its environment here would differ from later versions of Transformers.
+    # A copy of the environment in this file would differ from later versions of Transformers.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
-    # The limit counts from the memory in use after the import of Transformers.
+    # The memory limit is added to the memory in use after the import of Transformers.
     limit_memory(memory_bytes)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _write(replies, {"ready": True})
     while head := asked.read(8):
         seconds, options = json.loads(asked.read(int.from_bytes(head, "big")))
         # SIGALRM's default action ends the process even inside one long C operation.
-        # A Python signal handler would run only after the operation.
+        # A Python signal handler would run only after the C operation has ended.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = _reply(render, options, most_characters)
         signal.setitimer(signal.ITIMER_REAL, 0.0)

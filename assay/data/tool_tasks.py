@@ -1,10 +1,12 @@
 """Built-in generated problems: products of large numbers, for training with a calculator tool.
 
-    assay.data.tool_tasks:products?size=2000&split=train        problems such as 482*937=
-    assay.data.tool_tasks:product_traces?size=2000&called=0.2   traces, a fifth with a tool call
-
 Row n depends only on the seed and on n. A hash of the product's text assigns each row to the train
 or heldout split.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.tool_tasks:products?size=2000&split=train        problems such as 482*937=
+    assay.data.tool_tasks:product_traces?size=2000&called=0.2   traces, a fifth with a tool call
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def products(
 ) -> Sequence[Problem]:
     """Return problems such as ``482*937=`` whose spec is ``{"answer": "451634"}``.
 
-    Both factors have ``digits`` digits. Rows may repeat if few products exist.
+    Both factors have ``digits`` digits. Rows may repeat if few products satisfy the settings.
     """
     _check(split, digits)
 
@@ -54,9 +56,9 @@ def product_traces(
 ) -> Sequence[Trace]:
     """Return traces such as ``482*937=`` with ``calculator(482*937)=451634;451634``.
 
-    called: share of traces that call the calculator. The other traces guess a number with about the
-    right number of digits. slipped: share of calls with one wrong digit, and therefore a wrong
-    result. The calculator's output, ``=451634;``, is injected text and masked from the loss.
+    called: share of traces that call the calculator. Traces without a call guess a number with
+    about the right number of digits. slipped: share of calls with one wrong digit, and therefore a
+    wrong result. The calculator's output, ``=451634;``, is injected text and masked from the loss.
     """
     _check(split, digits)
     for name, share in (("called", called), ("slipped", slipped)):
@@ -67,7 +69,7 @@ def product_traces(
         left, right = draw_factors(random, split, digits)
         if random.random() >= called:
             low, high = 10 ** (digits - 1), 10**digits - 1
-            # The product of two other factors has a realistic size.
+            # The guess is the product of two other factors, because such a product has a realistic size.
             guess = random.randint(low, high) * random.randint(low, high)
             return Trace(f"{left}*{right}=", f"{guess}")
         asked = f"{left}*{right}"

@@ -68,7 +68,7 @@ def read_said(value: Any, text: str, where: str) -> Spans:
     try:
         spans = tuple((operator.index(start), operator.index(end)) for start, end in value)
     except (TypeError, ValueError):
-        # Unreadable spans become an unsorted span, so that the check below reports them.
+        # Spans that are not integers become an unsorted span, which the check below rejects.
         spans = ((1, 0),)
     places = [0, *(place for span in spans for place in span), len(text)]
     if places != sorted(places):

@@ -45,7 +45,7 @@ def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
         # Only regular files are read, because reading a pipe may never end.
         made = _ManifestKeys.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
-        # The file is damaged, or a user's unrelated file has the same name.
+        # The manifest is damaged, or an unrelated file of the user has the manifest's name.
         made = None
     # A damaged manifest may list itself as its input, which would recurse without end.
     if made is None or source in seen:

@@ -1,11 +1,13 @@
 """Built-in generated problems: lists of words under machine-checkable instructions.
 
-    assay.data.word_tasks:word_lists?size=2000&split=train       problems: at least 3 words, quoted:
-    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that ignore instructions
-
 The instructions are those IFEval types that the verifier ``instructions`` checks without an extra
 library. Row n depends only on the seed and on n. A hash of the prompt assigns each row to the train
 or heldout split.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.word_tasks:word_lists?size=2000&split=train       such as "at least 3 words, quoted:"
+    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that ignore instructions
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def prompt_of(asked: Sequence[WordInstruction]) -> str:
 def written(random: Random, asked: Sequence[WordInstruction]) -> str:
     """Return a list of words that follows all instructions."""
     said = {key: value for one in asked for key, value in one.kwargs.items()}
-    # A list that must contain one word and end with another word has at least two words.
+    # A list that must contain one word and end with another word needs at least two words.
     low, high = 1 + ("keywords" in said and "end_phrase" in said), MOST_WORDS
     if "num_words" in said and said["relation"] == "less than":
         high = said["num_words"] - 1
