@@ -64,7 +64,7 @@ class AskingSettings(StageSettings):
     """
 
     def num_asked(self, num_read: int | None) -> int | None:
-        """Return the number of problems to sample for a number of input rows; None: unknown."""
+        """Return the number of problems to sample for ``num_rows`` input rows; None if unknown."""
         if num_read is None or self.max_problems is None:
             return num_read
         return min(num_read, self.max_problems)
@@ -111,9 +111,9 @@ class StepLabelSettings(AskingSettings):
 
     A step's label measures the model's success rate from that step (Math-Shepherd,
     arXiv:2312.08935, section 3.3). Continuations are sampled from the text up to the step's end,
-    and the verifier judges the whole completions. The last step has the verdict of the completion
-    itself. Inputs are rows of completions, in the format that ``assay verify`` reads, or run
-    directories with rollouts. The output rows train a ``[reward_model]`` of kind ``process``.
+    and the verifier judges the whole completions. The label of the last step is the verdict of the
+    completion itself. Inputs are rows of completions, in the format that ``assay verify`` reads, or
+    run directories with rollouts. The output rows train a ``[reward_model]`` of kind ``process``.
     Rollouts use no tools and no thinking controls.
     """
 

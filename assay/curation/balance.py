@@ -19,10 +19,10 @@ NONE = "(none)"
 
 
 class BalanceSettings(StageSettings):
-    """Keep a maximum number of rows per tag, or rows in proportion to weights of the tags.
+    """Keep a maximum number of rows per tag, or numbers of rows in proportion to tag weights.
 
-    Rows are drawn at random and keep their order. Each row is read twice. Memory grows only with
-    the number of tags.
+    Rows are drawn at random, and the drawn rows keep their order. Each row is read twice. Memory
+    grows only with the number of tags.
     """
 
     at_most: Natural | None = None

@@ -46,7 +46,7 @@ class DataStage:
     """One data transform.
 
     settings: model of the transform's settings; the first line of its docstring describes the
-    transform in help texts. run: function that reads the inputs and writes rows.
+    transform in help texts. run: function that reads the input rows and writes the output rows.
     """
 
     settings: type[StageSettings]
@@ -62,7 +62,8 @@ def find_stage(name: str) -> DataStage:
     if name not in STAGES:
         remedy = did_you_mean(name, STAGES)
         raise ConfigError(message("data transform", f'"{name}"', ", ".join(STAGES), remedy))
-    # Some transforms import verifiers, which takes half a second, so only this one is imported.
+    # Some transforms import verifiers, which takes half a second.
+    # Only the module of the named transform is imported, so that other transforms cost nothing.
     return import_module(STAGES[name]).STAGE
 
 
@@ -96,7 +97,7 @@ def run_stage(name: str, tree: Mapping[str, Any] | StageSettings, folder: Path |
             stage.run(settings, out)
         return out.manifest
     finally:
-        # Removal fails for a folder that contains files, so rows and manifests are kept.
+        # `rmdir` fails for a folder that contains files, so rows and manifests are kept.
         with suppress(OSError):
             remove_empty(folder)
 

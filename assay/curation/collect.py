@@ -86,7 +86,7 @@ def _examples(settings: CollectSettings) -> list[Trace]:
 def in_style(
     problem: Problem, examples: Sequence[Trace], instruction: str | None, template: str | None
 ) -> Problem:
-    """Return a problem with examples or an instruction in its prompt.
+    """Return a copy of a problem whose prompt also has examples or an instruction.
 
     template: template around the question for plain-text prompts; None for chats.
     """
@@ -127,7 +127,7 @@ def completion_row(
     completion = group.completions[index]
     text, think, before = completion.text, group.prompt.think, ""
     # If the prompt opened the think block, the completion lacks the opening tag.
-    # A trace must contain the whole block, so the tag is prepended.
+    # A trace must contain the whole think block, so the opening tag is prepended.
     if think.mode == "opened":
         before = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2]
     collected: dict[str, Any] = {
@@ -146,7 +146,8 @@ def completion_row(
         **(replace(think, mode="free") if think.mode == "opened" else think).row_keys,
         "collected": collected,
     }
-    # The prepended text becomes a part of the first assistant turn, and later spans are shifted.
+    # The prepended text becomes a part of the first assistant turn.
+    # The spans of later assistant turns are shifted by the length of the prepended text.
     if completion.said:
         size = len(before)
         row["said"] = [[start and start + size, end + size] for start, end in completion.said]

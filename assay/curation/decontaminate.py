@@ -45,7 +45,7 @@ class DecontaminateSettings(StageSettings):
 def decontaminate(settings: DecontaminateSettings, out: Output) -> None:
     """Write the rows that repeat no question of the evaluation sets.
 
-    The manifest records the text and the question of the first removed rows.
+    For the first removed rows, the manifest records the row's text and the repeated question.
     """
     out.add_filters("same text", "shared n-grams")
     rows = out.open(settings.inputs, lambda row: row.text(settings.compare))

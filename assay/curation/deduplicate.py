@@ -81,7 +81,7 @@ class _NearTexts:
         except ImportError as error:
             purpose = "deduplicate with similarity below 1"
             raise MissingExtra.of("rensa", "curation", purpose) from error
-        # The compiled library has no type annotations.
+        # The compiled library rensa has no type annotations.
         library: Any = rensa
         self._sketch = library.RMinHash
         self._index = library.RMinHashDeduplicator(
@@ -99,7 +99,7 @@ class _NearTexts:
         """
         sketch = self._sketch(num_perm=HASHES, seed=SEED)
         sketch.update([" ".join(ngram) for ngram in shingles(words, n)])
-        # Of several similar rows, the earliest is reported, so that reports are reproducible.
+        # If several earlier texts are similar, the earliest is returned, for reproducible reports.
         if found := self._index.get_duplicates(sketch):
             return min(map(int, found))
         self._index.add(str(index), sketch)
@@ -108,8 +108,8 @@ class _NearTexts:
 
 def num_bands(similarity: float) -> int:
     """Return the smallest number of index bands with recall `FOUND` at the similarity limit."""
-    # With b bands of r hashes, a pair of similarity s shares a band with probability
-    # 1 - (1 - s^r)^b. More bands find more pairs, but yield more false candidates to compare.
+    # With b bands of r hashes, P(a pair of similarity s shares a band) = 1 - (1 - s^r)^b.
+    # More bands find more similar pairs, but yield more dissimilar pairs to compare.
     for bands in (8, 16, 32, 64):
         if 1 - (1 - similarity ** (HASHES // bands)) ** bands >= FOUND:
             return bands

@@ -11,9 +11,9 @@ from assay.run.intervals import share_interval
 class DifficultySettings(AskingSettings):
     """Label each problem with a model's pass rate over several samples.
 
-    Each problem's row gets the key ``difficulty``. In its value, ``passed`` and ``judged`` are
-    numbers of samples. ``low`` and ``high`` are the ends of the pass rate's 95 % confidence
-    interval (Wilson).
+    Each problem's row gets the key ``difficulty``. In the value of ``difficulty``, ``passed`` and
+    ``judged`` are numbers of samples. ``low`` and ``high`` are the ends of the pass rate's 95 %
+    confidence interval (Wilson).
     """
 
     also_without_thinking: bool = False
@@ -27,7 +27,7 @@ class DifficultySettings(AskingSettings):
 
 
 def label_difficulty(settings: DifficultySettings, out: Output) -> None:
-    """Write each problem with its label.
+    """Write each problem with its difficulty label.
 
     The filter ``not_judged`` removes problems without any judged sample.
     """

@@ -51,8 +51,8 @@ def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Argum
 def lenient_comparison(tests: Sequence[CodeTest], names: Collection[str]) -> str:
     """Return the code of a test that accepts several answers; "" if no test accepts several.
 
-    For example, a test that sorts the answer before the comparison accepts every order. A written
-    test, which compares with a single answer, would reject the other orders.
+    For example, a test that sorts the answer before the comparison accepts every order. A generated
+    test, which compares with a single answer, would reject all orders but one.
     """
     for test in tests:
         if test.kind == "property" or len(test.outputs) > 1:
@@ -97,7 +97,7 @@ def _is_plain(node: ast.AST) -> bool:
         case ast.Call():
             return ast.unparse(node.func) in _NEAR
         case ast.BinOp():
-            # A difference occurs in comparisons such as abs(f(2) - 0.5) < 1e-6.
+            # Tests compare with a tolerance by a difference, as in abs(f(2) - 0.5) < 1e-6.
             return isinstance(node.op, ast.Sub)
         case _:
             return isinstance(node, ast.Assert | ast.BoolOp | ast.UnaryOp)
@@ -128,7 +128,7 @@ def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Argum
     if takes_text:
         return [*blocks]
     found: list[Arguments | str] = []
-    # Models number the calls or write them as a Markdown list, so such prefixes are stripped.
+    # Models number the calls or write a Markdown list, so list numbers and marks are stripped.
     for line in "\n".join(blocks or [text]).splitlines():
         tree = parse(line.strip().lstrip("-*0123456789.) ").strip("`"))[0]
         found += _calls(tree, names) if tree else []
@@ -182,12 +182,12 @@ def _of_type(node: ast.expr | None, rng: Random) -> Any:
 
 
 def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
-    """Return a mutated standard input: some numbers and words differ, the number of lines not."""
+    """Return a mutated standard input: some numbers and words change, but not the line count."""
     lines = rng.choice(texts).split("\n")
     numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
     low, high = min(numbers, default=0), max(numbers, default=0)
     low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
-    # The first of several lines is not changed, because it often states the number of lines.
+    # The first of several lines is unchanged, because this line often counts the other lines.
     places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
     for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
         words = lines[place].split(" ")
@@ -210,7 +210,7 @@ def call_of(given: Arguments) -> str:
 def is_literal(value: Any) -> bool:
     """Whether a value's repr evaluates to an equal value with the same types."""
     # Answers are written into tests by their repr.
-    # A repr does not restore NaN and objects of classes.
+    # The repr of NaN or of a class instance does not evaluate to an equal value.
     text = repr(value)
     try:
         return repr(ast.literal_eval(text)) == text

@@ -23,8 +23,8 @@ def check_judged(row: Record, remedy: str = "") -> None:
 def by_problem(rows: RowSet[Record]) -> Iterator[list[Record]]:
     """Yield the rows of each problem, in the order of the problems' first rows.
 
-    Memory holds only two numbers per row. The rows of a problem are read again when the problem is
-    yielded.
+    Grouping stores only two numbers per row in memory. The rows of a problem are read again when
+    the problem is yielded.
     """
     keys = np.fromiter((hash(_key(row)) for row in rows), np.int64, len(rows))
     for group in _grouped(keys):

@@ -37,7 +37,7 @@ from assay.verify.sandbox import Sandbox
 SOLUTIONS = ("solutions", "solution", "code", "canonical_solution", "reference")
 WRONG = ("wrong_solutions", "incorrect_solutions")
 GENERATOR = "generator"
-# A correct program may take this many times the CPU time of the references.
+# A correct program may take `HEADROOM` times the CPU time of the references.
 HEADROOM = 4.0
 # Minimum time limit for a test of a mutant, in CPU seconds.
 MUTANT_SECONDS = 0.5
@@ -121,8 +121,8 @@ def has_tests(problem: Problem) -> bool:
 class Writer:
     """Writes the hidden tests of one problem.
 
-    spec: specification with the row's own tests. references: programs that pass these tests. tried:
-    collected and incorrect programs. cpu_seconds: largest CPU time of a reference.
+    spec: specification with the row's own tests. references: programs that pass the row's own
+    tests. tried: collected and incorrect programs. cpu_seconds: largest CPU time of a reference.
     """
 
     settings: WriteTestsSettings
@@ -151,7 +151,7 @@ class Writer:
                 "no_example", "no input in its tests, and no types in its signature"
             )
         found = self._agreed(inputs)
-        # If every output is equal, a program that always prints this output would pass.
+        # If all expected outputs were equal, a program that always prints this output would pass.
         if len({each.outputs for each in found} | self._own_answers()) == 1:
             raise ProblemRemoved("constant", f"the answer is always {found[0].outputs[0][:100]}")
         tests = _varied(found)[: self.settings.num_tests]
@@ -170,7 +170,8 @@ class Writer:
     def _read_programs(self) -> None:
         """Determine the problem's references and entry point."""
         problem = self.problem
-        # `spec_of` rejects problems without tests, so a placeholder test is added and removed.
+        # `spec_of` rejects a problem without tests, so such a problem gets a placeholder test.
+        # The placeholder test is removed from the specification afterwards.
         if not has_tests(problem):
             problem = replace(problem, spec={**problem.spec, "tests": [{"expected": None}]})
         self.spec = spec_of(problem)
@@ -231,7 +232,7 @@ class Writer:
         return list(found.values())
 
     def _drawn(self, examples: list[Arguments | str]) -> Iterator[Arguments | str]:
-        """Yield inputs in order of trust: generated, suggested by a model, mutated examples."""
+        """Yield inputs, the most reliable first: generated, suggested by a model, then mutated."""
         generated, takes_text = list(self._generated()), self._takes_text()
         yield from generated
         if generated and not self.spec.tests:
@@ -257,7 +258,7 @@ class Writer:
         own = [CodeTest("generate", source=source)] if isinstance(source, str) else []
         cases = TRIED * self.settings.num_tests
         for test in (*own, *(each for each in self.spec.tests if each.kind == "generate")):
-            # The row's own tests use seed 0 by default; seed + 1 yields other inputs.
+            # The row's own tests use generator seed 0 by default, so seed + 1 yields other inputs.
             with closing(ProgramRun(self.sandbox, self.spec, self.references[0])) as run:
                 for each in run.cases(replace(test, cases=cases, seed=self.settings.seed + 1)):
                     text = isinstance(each, str) and (self._takes_text() or not self.spec.tests)
@@ -299,7 +300,7 @@ class Writer:
     def _answers(self, program: Program, inputs: Sequence[CodeTest]) -> list[tuple[bool, Any]]:
         """Return (whether the output is usable, output) of a program for each input.
 
-        The time limit is the limit of programs under test divided by `HEADROOM`.
+        A reference's time limit is the limit of programs under test divided by `HEADROOM`.
         """
         # With `check_determinism`, the run records every output in `run.seen`.
         spec = replace(
@@ -389,7 +390,7 @@ def _holds_float(value: Any) -> bool:
 
 def _varied(tests: Sequence[CodeTest]) -> list[CodeTest]:
     """Return tests in an order in which the first tests all have different outputs."""
-    # Only the first tests are kept, and tests with different outputs detect more faults.
+    # Tests with different outputs come first: they detect more faults, and later tests are cut.
     before = Counter[tuple[str, ...]]()
     keyed: list[tuple[int, CodeTest]] = []
     for test in tests:

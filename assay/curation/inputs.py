@@ -104,7 +104,7 @@ class Fuzzer:
             return
         first = self.seen[path][0] if self.seen[path] else value
         yield (path, "filled"), len(value) > 0
-        # Only top-level flat lists may change their length.
+        # Mutation may change the length only of an argument that is a flat list.
         # A text argument may be a code of fixed length, and a matrix has rows of equal length.
         if not _is_flat_list(value) or len(path) > 1:
             yield (path, "length"), hasattr(first, "__len__") and len(value) == len(first)
@@ -127,7 +127,8 @@ class Fuzzer:
 
     def _repair(self, given: Arguments) -> None:
         """Restore properties that a mutation violated: distinct elements, order and lengths."""
-        # Random mutations rarely keep these properties, so rejection alone would find few inputs.
+        # Random mutations rarely keep the order, the length or distinct elements.
+        # Rejection of mutations that violate these properties would leave few inputs.
         for place, value in given.items():
             if isinstance(value, list | tuple):
                 if self.kept.get(((place,), "distinct")):
@@ -151,7 +152,7 @@ class Fuzzer:
         if alike and rng.random() < 0.15:
             return rng.choice(alike)
         if self.reach == "far" and rng.random() < 0.1:
-            # The type's empty value: 0, "", [] and so on.
+            # A type called without arguments gives its empty value, such as 0, "" or [].
             return type(value)() if value is not None else None
         low, high = self._bounds(path)
         match value:

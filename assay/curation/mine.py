@@ -31,9 +31,9 @@ class MineSettings(StageSettings):
     The method follows DeepSeekMath (arXiv 2402.03300, section 2.1). A classifier, logistic
     regression on word n-grams, learns to distinguish the seeds from random documents of the pool.
     The documents with the highest scores are kept. Then the domain rule examines sites with many
-    kept documents: a section of such a site is added completely if a high share of its documents
-    was kept. For another round, add the output to the seeds. Memory grows by about 200 bytes per
-    document.
+    kept documents: if a high share of a site section's documents was kept, the whole section is
+    added. For another round of mining, add the output rows to the seeds. Memory grows by about 200
+    bytes per document.
     """
 
     seeds: Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -107,7 +107,7 @@ def _scores(
     """Return the score of each pool document: the probability that the document is a seed.
 
     The classifier is logistic regression, trained by AdaGrad on one document at a time. An n-gram
-    counts once per document.
+    that a document repeats counts once.
     """
     random = np.random.default_rng(settings.seed)
     # Random documents of the pool are the negative examples, as many as there are seeds.
@@ -120,7 +120,7 @@ def _scores(
     orders = [random.permutation(len(given)) for _ in range(-(-steps // len(given)))]
     for index in np.concatenate(orders)[:steps].tolist():
         grams, label = given[index]
-        # Features are scaled to unit length, so that long documents get no larger updates.
+        # Features are scaled to unit length, so that long documents cause no larger weight updates.
         size = len(grams) ** -0.5
         slope = (_probability(weights[grams].sum() * size) - label) * size
         # With AdaGrad, the weights of rare n-grams keep a large learning rate.
@@ -135,8 +135,7 @@ def _scores(
 
 def _grams(row: Record, most: int) -> NDArray[np.int64]:
     """Return the weight indices of a document's n-grams, from single words to ``most`` words."""
-    # All numbers are mapped to 0.
-    # Otherwise the classifier would learn the particular numbers in the seeds.
+    # All numbers are mapped to 0, since the classifier would otherwise learn the seeds' numbers.
     words = ["0" if word.isdigit() else word for word in words_in(row.text("all"))]
     grams = (
         zlib.crc32(" ".join(words[start : start + size]).encode(errors="replace")) % BUCKETS

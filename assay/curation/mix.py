@@ -35,7 +35,7 @@ class MixSettings(StageSettings):
     """Random seed of the drawn rows and of their order."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return the setting `rows`, or else the number of input rows."""
+        """Return the configured number of `rows`, or else the number of input rows."""
         return num_read if self.rows is None else self.rows
 
     @model_validator(mode="after")
@@ -72,7 +72,7 @@ def mix(settings: MixSettings, out: Output) -> None:
             num_renamed += 1
         out.write(row)
     for stream in streams:
-        # All drawn rows were written; reading the stream to its end counts the rows not drawn.
+        # All drawn rows are written; the loop reads each source to its end to count other rows.
         assert next(stream, None) is None
     out.manifest.measured = {f"rows of {name}": quotas[name] for name in names}
     out.manifest.measured["ids that two sources had"] = num_renamed
@@ -117,7 +117,7 @@ def in_proportion(
 
 
 class Lots:
-    """Draws exactly ``wanted`` of ``of`` rows in one pass, each row with equal probability.
+    """Draws exactly ``wanted`` rows from ``of`` rows in one pass, with equal probabilities.
 
     The algorithm stores no row (Knuth, The Art of Computer Programming, section 3.4.2, algorithm
     S).

@@ -1,7 +1,7 @@
 """Mutants: copies of a program, each with one small fault.
 
 The mutation score of a set of tests is the share of mutants that fail at least one test. Some
-mutants are equivalent to the program, so the best possible score may be below 1.
+mutants are equivalent to the program, so the best possible mutation score may be below 1.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Edit = Callable[[], None]
 
 def mutants(text: str, most: int, rng: Random) -> list[str]:
     """Return at most ``most`` distinct random mutants of a program."""
-    # An edit is identified by the number of its node, because every mutant gets a new tree.
-    # Parsing the text again is faster than copying the tree.
+    # An edit is identified by its node's number, because every mutant has a syntax tree of its own.
+    # Parsing the program again is faster than copying the syntax tree.
     tree = parse(text)[0]
     if tree is None:
         return []

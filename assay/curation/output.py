@@ -56,8 +56,8 @@ class Manifest:
 
     inputs: source, number of rows and sha256 of each input.
     rows: number of written rows.
-    filters: numbers of removed rows, with examples.
-    measured: measurements of the transform, such as pass rates.
+    filters: number of removed rows of each filter, with examples.
+    measured: statistics that the transform computes, such as pass rates.
     """
 
     stage: str
@@ -152,11 +152,11 @@ class Output(ExitStack):
         check, how: as in `load_rows`.
         role: "" for inputs; for reference rows, the name of the setting, such as ``against``.
 
-        Every access to a row reads the row again.
+        Every access to a row reads the row from its source again.
         """
         rows = load_rows("rows", Record.read, [rows_of(one) for one in sources], check=check, **how)
         for name, count in rows.counts():
-            # The hash identifies the input in a model's lineage, also after the file was changed.
+            # The hash in a model's lineage shows whether an input file was changed later.
             entry = {"source": name, "rows": count, "sha256": content_hash(name)}
             if role:
                 found = f"{count} rows, sha256 {entry['sha256']}"
@@ -236,7 +236,7 @@ class Output(ExitStack):
         if self.output == "parquet":
             self._to_parquet()
         # The file is synced before the rename.
-        # Otherwise, after a power failure, the final name could refer to incomplete content.
+        # Without the sync, a power failure could leave incomplete content under the final name.
         sync_file(self._part)
         put_in_place(self._part, self.folder / rows_name(self.output))
         # The manifest is written last, so a folder with a manifest contains all rows.
@@ -268,7 +268,7 @@ def rows_name(output: str) -> str:
 
 
 def rows_of(source: str) -> str:
-    """Return the rows file in the folder of a data transform; other names are unchanged."""
+    """Return the path of the rows in a data transform's folder; other names are unchanged."""
     folder = Path(source)
     if not folder.is_dir():
         return source

@@ -38,7 +38,7 @@ class PairsSettings(StageSettings):
     """Random seed for choices between equally good pairs."""
 
     def most_written(self, num_read: int | None) -> int | None:
-        """Return an upper bound on the number of pairs, reached if each row is a group."""
+        """Return an upper bound on the number of pairs: each row is assumed to be a group."""
         return None if num_read is None else num_read * self.most
 
 
@@ -47,7 +47,7 @@ def pairs(settings: PairsSettings, out: Output) -> None:
     out.add_filters("empty", "not judged", "none failed", "none passed", "equal ranks")
     rows = out.open(settings.inputs, _check)
     rng = Random(settings.seed)
-    # Only indices of judged rows are kept, because the rows may not fit in memory.
+    # The transform stores only indices of judged rows, because the rows may not fit in memory.
     verified = array("q")
     for index, row in enumerate(rows):
         if RANKING in row.keys:
@@ -119,7 +119,8 @@ def pairs_of_group(
     """Return up to ``most`` (chosen, rejected) pairs of passed and failed completions.
 
     Completions that are in the fewest pairs so far are chosen first. lengths: lengths of the
-    completions, by which pairs of similar length are preferred; empty: no such preference.
+    completions; pairs of similar length are preferred. If ``lengths`` is empty, length has no
+    effect.
     """
     # Completions are shuffled, because min() returns the first of several pairs with equal cost.
     good, bad = rng.sample(passed, len(passed)), rng.sample(failed, len(failed))
@@ -130,7 +131,7 @@ def pairs_of_group(
         chosen, rejected = pair
         gap = abs(lengths[chosen] - lengths[rejected]) if lengths else 0
         # Completions with few pairs are preferred.
-        # Otherwise one passed completion could be in most pairs of its problem.
+        # Without this preference, one passed completion could be in most pairs of its problem.
         return used[chosen] + used[rejected], gap
 
     taken: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ Form = Literal["multiple_choice", "true_false", "proof"]
 
 # Labels of options: (A), A), A. or \textbf{(A)}, at the start of a line or after a blank.
 _OPTION = re.compile(r"(?:^|[\s{~$])\(?([A-E])(?:\)|\.(?=\s))", re.MULTILINE)
-# MATH questions contain Asymptote programs, in which points are named A, B, C.
+# MATH questions contain Asymptote programs, whose points A, B and C are no options.
 _DRAWING = re.compile(
     r"\[asy\].*?(?:\[/asy\]|\Z)",
     re.DOTALL,
@@ -123,7 +123,7 @@ def _fault_of_difficulty(settings: FilterSettings, row: Record) -> str:
     if settings.band != "rate":
         low, high = share_interval(passed / judged, judged)
     if settings.band == "possible":
-        # With "possible", a problem is removed only if its whole interval is out of range.
+        # Under "possible", a problem is removed only if no pass rate of its interval is in range.
         low, high = high, low
     least, most = settings.min_pass_rate or 0.0, settings.max_pass_rate
     seen = f"{passed} of {judged} passed"
@@ -149,7 +149,7 @@ def _fault_of_length(most: int, row: Record) -> str:
 def _is_choice(row: Record) -> str:
     if row.problem.verifier == "choice" or "choices" in row.keys or "options" in row.keys:
         return "the row has choices"
-    # A single "(A)" may be a reference to a figure, so options A, B and C are required.
+    # A single "(A)" may refer to a figure, so a multiple-choice question must have A, B and C.
     letters = {found[1] for found in _OPTION.finditer(_DRAWING.sub("", row.problem.question))}
     return f"options {', '.join(sorted(letters))}" if {"A", "B", "C"} <= letters else ""
 

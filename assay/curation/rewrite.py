@@ -36,7 +36,7 @@ class RewriteSettings(AskingSettings):
     """Have a model rewrite completions for readability, and keep those that still pass.
 
     A row is a completion with its problem, as ``collect`` writes it. The problem's verifier judges
-    the rewritten completions. A row is removed if all its rewritten completions fail.
+    the rewritten completions. A row is removed if all rewritten completions of the row fail.
     """
 
     num_samples: Count = 1
@@ -78,7 +78,7 @@ def rewrite(settings: RewriteSettings, out: Output) -> None:
 
 def to_rewrite(row: Record) -> Problem:
     """Return a row's problem, with the completion in its spec. Raises DataError for a bad row."""
-    # The request is written from a problem only, so the spec must contain the completion.
+    # The request to the model is made from a problem, so the problem's spec has the completion.
     return replace(row.problem, spec={**row.problem.spec, ORIGINAL: row.text("completion")})
 
 

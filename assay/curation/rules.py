@@ -78,7 +78,7 @@ def read_domains(path: Path) -> dict[str, Domain]:
 
 
 def best_domain(domains: Mapping[str, Domain], text: str, least: int = 1) -> str | None:
-    """Return the tag of the domain with the most matches; among equals, the first domain.
+    """Return the tag of the domain with the most matches; of several, the first domain's tag.
 
     Returns None if every domain has fewer than ``least`` matches.
     """

@@ -51,7 +51,7 @@ class Sampled:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Numbers of passed and of judged completions."""
+        """The number of passed completions and the number of judged completions."""
         judged = [one for one in self.verdicts if one is not None and one.judged]
         return sum(one.correct for one in judged), len(judged)
 
@@ -79,10 +79,11 @@ def sampled(
 ) -> Iterator[tuple[Record, list[Sampled]]]:
     """Yield each input row with sampled completions of its problem, one group per think mode.
 
-    modes: think modes to sample in; None stands for the problem's own think mode.
+    modes: think modes in which completions are sampled; None stands for the problem's own think
+    mode.
 
-    All rows are validated before a model is loaded. The filter ``prompt`` removes problems with too
-    long prompts. The filter ``no_reply`` removes problems without a reply from the server.
+    All rows are validated before a model is loaded. The filter ``prompt`` removes problems whose
+    prompts are too long. The filter ``no_reply`` removes problems without a reply from the server.
     """
     config = sampling_of(settings)
     check_sampling(config)
@@ -111,7 +112,7 @@ def sampled(
         generator, at_once = _open_server(settings, config, style), settings.concurrency
     sampling = configuration.at_temperature(config.sampling, settings.temperature)
     # A round samples several times as many completions as the engine has slots.
-    # Slots are idle only while the last long completions of a round finish.
+    # The engine's slots are idle only while the last long completions of a round finish.
     size = max(1, AT_ONCE * at_once // settings.num_samples)
     tallies = [Counter[str]() for _ in modes]
     for first in range(0, len(rows), size):

@@ -25,7 +25,7 @@ from assay.verify.service import VerifierService
 from assay.verify.serving.sums import names_in
 from assay.verify.style.length import num_words
 
-# Number of completions after which a verifier that judged none of them raises an error.
+# A verifier that judges none of the first `PATIENCE` completions raises an error.
 PATIENCE = 32
 # Number of words in an n-gram, for the similarity of completions.
 SHINGLE = 3
@@ -73,14 +73,14 @@ class SelectSettings(StageSettings):
 
 
 def select(settings: SelectSettings, out: Output) -> None:
-    """Filter completions, cheap filters first, then write up to ``k`` completions per problem."""
+    """Apply the filters, the cheapest first, then write up to ``k`` completions per problem."""
     asked = [*settings.filters, *([settings.judge] if settings.judge else [])]
     named = {name.partition("@")[0] for one in asked for name in names_in(one)}
     allow = named - BUILT_IN.keys()
     service = out.enter_context(
         open_service(settings.verification, [*asked, "math"][0], allow=allow)
     )
-    # Verifiers are checked before any row is read, so that a wrong name fails at once.
+    # Verifiers are opened before any row is read, so that a wrong verifier name fails at once.
     service.check(asked)
     for expression in asked:
         refuse_siblings(service, Problem("row", "", verifier=expression))
@@ -171,8 +171,8 @@ def _failed(
     for index, verdict in enumerate(service.judge_text(pairs())):
         works = works or verdict.judged
         num_unjudged += not verdict.judged
-        # Without an API key or a package, a verifier judges no completion at all.
-        # Without this check, the filter would then silently remove all rows.
+        # A verifier that lacks an API key or a package judges no completion at all.
+        # An error is raised, because the filter would otherwise silently remove all rows.
         if not works and num_unjudged == min(PATIENCE, len(rows)):
             first = f"it judged no completion of the first {num_unjudged} completions"
             why = verdict.detail or verdict.reason
@@ -211,7 +211,7 @@ def _most_diverse(texts: Sequence[str], k: int) -> list[str]:
     rest = sorted(texts, key=len)
     chosen = [rest.pop(0)]
     # Similarity of each text to the most similar chosen text, updated with every choice.
-    # Each pair of texts is thus compared at most once.
+    # With this running maximum, each pair of texts is compared at most once.
     nearest = dict.fromkeys(rest, 0.0)
     while rest and len(chosen) < k:
         newest = ngrams[chosen[-1]]

@@ -31,13 +31,13 @@ class ChatServer(ServerGenerator):
     """Generator that samples replies from a chat endpoint.
 
     The server applies the chat template, so the model's tokenizer is not needed. A chat endpoint
-    returns texts and only the number of their tokens. `assay.session.completion_server` samples
+    returns texts and numbers of tokens, but no token ids. `assay.session.completion_server` samples
     token ids instead.
 
     chat: function that returns the messages of a problem.
-    think: think format of completions. Reasoning that the server returns separately is put between
-        the tags of this format.
-    thinks: whether problems without a think mode of their own think.
+    think: think format of completions. think: format whose tags enclose the reasoning that the
+        server returns separately.
+    thinks: whether thinking is on for problems without a think mode of their own.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ChatServer(ServerGenerator):
 
     @contextmanager
     def _asking(self, sampling: SamplingConfig) -> Iterator[Ask]:
-        # The request's keys are fixed per client, so each think mode needs a client.
+        # A client sends the same keys in all requests, so each think mode needs its own client.
         with ExitStack() as stack:
             clients = {
                 thinks: stack.enter_context(closing(self._client(sampling, thinks)))
@@ -115,7 +115,7 @@ class ChatServer(ServerGenerator):
         message, text, finish = read_message(body)
         thought = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thought, str) and thought.strip():
-            # A reply that was truncated within the reasoning must not get a closing tag.
+            # A reply that was truncated within the reasoning must not get a closing think tag.
             close = f"\n{self.think.close_tag}\n\n" if text.strip() or finish != "length" else ""
             text = f"{self.think.open_tag}\n{thought.strip()}{close}{text}"
         if not text.strip():

@@ -69,10 +69,10 @@ class StepLabeller:
     def label(self, items: Sequence[ToLabel]) -> list[dict[str, Any] | None]:
         """Return one row of labels per completion.
 
-        A completion without steps, or with a step without verdicts, yields None. A step's soft
-        label is the share of passed rollouts among the step's judged rollouts (equation 4 of
-        Math-Shepherd). A step's hard label is 1 if any rollout passes (equation 3). The labels of
-        the last step follow from the verdict of the completion itself.
+        Returns None for a completion without steps, or if a step has no rollout with a verdict. A
+        step's soft label is the share of passed rollouts among the step's judged rollouts (equation
+        4 of Math-Shepherd). A step's hard label is 1 if any rollout passes (equation 3). The labels
+        of the last step follow from the verdict of the completion itself.
         """
         steps = [self.steps_of(item) for item in items]
         problems = [
@@ -125,7 +125,7 @@ def label_rows(settings: StepLabelSettings, out: Output) -> None:
     config = sampling_of(settings)
     sampling = at_temperature(config.sampling, settings.temperature)
     # A rollout starts in the middle of a completion.
-    # Thinking controls would count only the rollout's own tokens, so the controls are disabled.
+    # Thinking controls would not count the completion's earlier tokens, so they are disabled.
     off = {"think_budget": None, "min_think": None, "effort": sampling.line(sampling.effort)}
     sampling = with_sampling(sampling, **off)
     # A rollout is a single assistant turn, without tools.
@@ -140,7 +140,7 @@ def label_rows(settings: StepLabelSettings, out: Output) -> None:
         "seed": config.run.seed,
         **({} if config.server.url is None else {"server": config.server.url}),
     }
-    # Files of an earlier call are checked before a model is loaded, which may take minutes.
+    # A file of labels with other settings is rejected before a model is loaded for minutes.
     earlier = labelled_before(settings.labelled, facts)
     with show_startup():
         check_sampling(config)
@@ -170,14 +170,14 @@ def write_labels(
 ) -> None:
     """Label completions and write their rows in order.
 
-    facts: settings to record in each row. earlier: rows of an earlier call, by completion id, which
-    are written again without new rollouts.
+    facts: settings that each output row records. earlier: rows of an earlier call by completion id,
+    which are written again without new rollouts.
     """
     out.add_filters("not_labelled")
     say(_budget(labeller, [item for item in items if item.completion.id not in earlier]))
     rollouts, tokens, judged, labels = 0, 0, 0, list[int]()
-    # Several completions are sampled together to fill the engine's slots; a kill loses at most the
-    # current batch.
+    # Several completions are sampled as a batch, to fill the engine's slots.
+    # A kill therefore loses at most the labels of the current batch.
     left = iter(items)
     while part := list(islice(left, COMPLETIONS_AT_ONCE)):
         fresh = [item for item in part if item.completion.id not in earlier]
@@ -219,7 +219,7 @@ def labelled_before(path: str | None, facts: Mapping[str, Any]) -> dict[str, Row
         rows = {str(row.get("id")): row for row in read_rows(Path(path))}
     except RunError as error:
         raise ConfigError(message(where, "lines that are not labelled rows", accepted)) from error
-    # Recorded settings were converted to JSON, where tuples became lists; convert these too.
+    # JSON turned the tuples of the recorded settings into lists, so ``facts`` is converted too.
     facts = json.loads(json.dumps(facts))
     for row in rows.values():
         if "labelled_by" not in row or "id" not in row:

@@ -101,7 +101,7 @@ def _by_model(
 def named_tag(answer: str, tags: Sequence[str]) -> str | None:
     """Return the first tag that occurs as a whole word in an answer, in any case; else None."""
     # Longer tags come first, because a regular expression uses the first alternative that matches.
-    # Otherwise the tag "math" would match within "math proof".
+    # In another order, the tag "math" would match within "math proof".
     listed = "|".join(map(re.escape, sorted(tags, key=len, reverse=True)))
     found = re.search(rf"(?<!\w)(?:{listed})(?!\w)", answer, re.IGNORECASE)
     return next((one for one in tags if found and one.casefold() == found[0].casefold()), None)

@@ -1,4 +1,4 @@
-"""Data transform ``vary``: write variants of each row, such as with and without reasoning."""
+"""Data transform ``vary``: write variants of each row, such as a variant without reasoning."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class VarySettings(StageSettings):
 def vary(settings: VarySettings, out: Output) -> None:
     """Write all variants of every row."""
 
-    # Tags and prompts are read here, so that a bad row is reported before any row is written.
+    # The tags and the prompt of every row are read before any row is written.
+    # A row with invalid tags or an invalid prompt is therefore reported before the output.
     def check(row: Record) -> object:
         return row.tags, _prompt_key(row)
 

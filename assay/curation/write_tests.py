@@ -49,7 +49,7 @@ def write_tests(settings: WriteTestsSettings, out: Output) -> None:
         sandboxes.put(out.enter_context(Sandbox()))
     out.add_filters(*FILTERS)
     # Parsing a program sets and restores the warning filters, which all threads share.
-    # Without the outer context, a thread could restore the filters of another thread.
+    # This outer context restores the filters, since a thread could restore another's filters.
     out.enter_context(warnings.catch_warnings(action="ignore", category=SyntaxWarning))
     pool = out.enter_context(ThreadPoolExecutor(num_workers))
     progress = out.enter_context(closing(Progress("")))
@@ -137,7 +137,7 @@ class Collected:
 
     def __init__(self, out: Output, sources: Sequence[str], role: str) -> None:
         self.rows = out.open(sources, lambda row: row.completion, role) if sources else ()
-        # Indices are kept instead of completions, which are read again when needed.
+        # Indices are kept instead of completions, which are read again when a problem needs them.
         self.places: dict[str, list[int]] = defaultdict(list)
         for place, row in enumerate(self.rows):
             self.places[row.problem_id].append(place)

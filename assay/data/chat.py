@@ -156,9 +156,7 @@ class PromptRenderer:
         if end is None:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
-        # A document may contain the name of a special token, such as <
-        # endoftext
-        # >.
+        # A document may contain the name of a special token, such as <|endoftext|>.
         # The name is not encoded as the special token, which would end the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
@@ -181,7 +179,7 @@ class PromptRenderer:
 
     @cached_property
     def end_id(self) -> int | None:
-        """Token that ends a completion: the chat template's end-of-turn token, else EOS or None."""
+        """Token that ends a completion: the template's end-of-turn token, else EOS, else None."""
         own = end_of_turn(self.tokenizer) if self.template == "chat" else None
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
@@ -352,8 +350,7 @@ class PromptRenderer:
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # One token would span the end of the prompt and the start of the completion.
-        # In sampling, the prompt is encoded alone, so the completion is encoded alone too.
+        # The policy samples after the prompt's own tokens, so the completion is encoded alone.
         return self._encode(text)
 
 
@@ -496,6 +493,6 @@ def _without_open_tag(prompt: Prompt, text: str) -> str:
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
-    # White space after the tag is removed only if the prompt already ends with the same white space.
+    # White space after the tag is removed only if the prompt ends with the same white space.
     # White space that the prompt does not end with belongs to the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

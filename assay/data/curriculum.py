@@ -247,7 +247,7 @@ class Curriculum:
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
             # Take a random subset before sorting.
-            # If all problems were sorted, a run shorter than an epoch would see only the easiest problems.
+            # Sorting all problems would limit a run of less than an epoch to the easiest problems.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -270,8 +270,8 @@ class Curriculum:
                 self._of_step = set()
                 chances = self._open_chances()
                 continue
-            # Inverse-CDF sampling. Duplicates are dropped, and the missing number is drawn again.
-            # The product below may round up to the last sum; the index is then past the end.
+            # Problems are drawn by inverse-CDF sampling; a problem drawn twice is counted once.
+            # The product below may round up to the last sum, which gives an index past the end.
             uniform = generator.random(count - len(chosen)) * sums[-1]
             found = np.searchsorted(sums, uniform, side="right")
             fresh = list(dict.fromkeys(np.minimum(found, len(sums) - 1).tolist()))

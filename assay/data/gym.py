@@ -28,7 +28,7 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:  # reasoning-gym tasks are third-party code and may raise any exception
+        except Exception as error:  # tasks of reasoning-gym may raise any exception
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],
@@ -63,6 +63,6 @@ def open_gym(text: str) -> GymRows:
     settings = {"size": 1000, "seed": 0, **settings}
     try:
         problems = reasoning_gym.create_dataset(task, **settings)
-    except Exception as error:  # some reasoning-gym tasks validate settings by assert, others do not validate
+    except Exception as error:  # not all tasks validate settings, some by assert
         raise DataError(f"{text}: settings refused ({cause(error)})") from error
     return GymRows(text, task, problems)

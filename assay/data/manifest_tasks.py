@@ -463,7 +463,7 @@ def yaml_text(documents: Any) -> str:
 
     # PyYAML's writer in C is ten times as fast as its Python writer, but some builds lack it.
     writer = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    # PyYAML folds lines at 80 characters by default. The large width keeps each value on one line.
+    # The width keeps each value on one line, since PyYAML by default folds at 80 characters.
     return yaml.dump_all([*documents], Dumper=writer, sort_keys=False, width=10_000)
 
 

@@ -24,7 +24,7 @@ NUM_RECENT = 64
 
 
 class Draws(Protocol):
-    """A source of problems for training: a `Curriculum`, or the `MixedCurriculum` of several."""
+    """A source of training problems: a `Curriculum`, or the `MixedCurriculum` of a mixture."""
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
         """Return the next problems."""

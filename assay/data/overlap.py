@@ -187,7 +187,7 @@ class Questions:
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
         """Return the questions that share an n-gram with the text, the largest share first."""
-        # Most texts share no n-gram with a question, so the generator is tested before a set is built.
+        # Most texts share no n-gram with a question; this test returns before a set is built.
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))

@@ -20,7 +20,7 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Difficulty and weight of all problems, by index. Unused fields are None.
+    """Difficulty and sampling weight of all problems, by index; unused fields are None.
 
     hardness: sort key of the order easy_to_hard; larger is harder. counts: array of shape (2,
     problems) with the passed and the judged completions that the rows record. weights: relative

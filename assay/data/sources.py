@@ -169,14 +169,13 @@ class JsonLines(Source):
         accepted = "one JSON object a line, in UTF-8"
         text = _decode(raw, where, accepted)
         try:
-            # Trailing blanks are stripped.
-            # Without its line break, an incomplete line has its JSON error in the last column of the text.
+            # Without the line break, the JSON error of a cut line is in the text's last column.
             return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:
-            # The line has NaN, an integer of over 4300 digits (Python's limit), or 100,000 nested brackets.
+            # The line contains NaN, an integer of over 4300 digits, or 100,000 nested brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 

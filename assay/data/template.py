@@ -71,7 +71,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # tokenizers are third-party classes, whose methods may raise any exception
+    except Exception as error:  # third-party tokenizers may raise any exception
         raise TemplateFailed(cause(error)) from error
 
 

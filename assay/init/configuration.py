@@ -1,6 +1,6 @@
 """`assay init`: write a commented configuration for existing rows and an existing model.
 
-Example rows, a reward and a tiny model are created if the user names none.
+If the user names no rows or no model, `assay init` creates example rows, a reward or a tiny model.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from assay.verify.service import VerifierService
 
 @dataclass(frozen=True, slots=True)
 class InitKind:
-    """Templates and defaults for one kind of configuration.
+    """Template and default values for one kind of configuration.
 
     template: name of the configuration template. rows: file of example rows. what: description of
-    the example rows. load: loader of the rows; for ``reward_model``, the rows' columns select the
-    loader. verifier: verifier expression; None: the rows determine the verifier. solution: column
-    of answers for the tiny model's cold start; None: the tiny model has random weights.
+    the example rows. load: function that loads the rows; for ``reward_model``, the rows' columns
+    select the function. verifier: verifier expression; None: the rows determine the verifier.
+    solution: column of answers for the tiny model's cold start; if None, the tiny model has random
+    weights.
     """
 
     template: str
@@ -119,9 +120,10 @@ def init(
 ) -> InitResult:
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
-    data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
-    a folder, a hub name or a run; None: a tiny model. Existing rows and rewards are kept. Raises
-    UserError for unusable rows or models, and for an existing file without ``overwrite``.
+    data: sources of rows; if empty, example rows are written. heldout_share: see `split_rows`.
+    model: a folder, a hub name or a run; if None, a tiny model is created. Existing files with rows
+    or a reward are not overwritten. Raises UserError for unusable rows or models, and for an
+    existing file without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
@@ -145,7 +147,7 @@ def init(
         if heldout_share is not None:
             sources, heldout = _hold_out(draft, sources, heldout_share, overwrite)
             rows = replace(look_at_rows(sources, load), columns=rows.columns)
-        # A supervised run trains on traces, but is evaluated on problems with a verifier.
+        # A supervised run trains on traces, but its evaluations need problems with a verifier.
         load_held = load_problems if kind == "sft" else load
         held = look_at_rows(heldout, load_held) if heldout else None
         _check_heldout(sources, held if load is load_problems else None)
@@ -192,7 +194,7 @@ _ROWS_KEYS = {"sft": "traces", "dpo": "pairs", "reward_model": "rows"}
 
 
 def _kind_of_labels(columns: Sequence[str]) -> str:
-    """Return the kind of reward model that the rows' columns determine."""
+    """Return the kind of reward model that rows with these columns can train."""
     if "labels" in columns:
         return "process"
     return "outcome" if {"label", "correct", "score"} & {*columns} else "preference"
@@ -306,7 +308,7 @@ def _make_tiny(
     if folder.exists() and not overwrite:
         remedy = f"give --overwrite to make it again, or --model {folder} to use it"
         raise RunError(message(str(folder), "a folder that exists", "a new one", remedy))
-    # --overwrite must not delete a folder of the user that has the same name.
+    # --overwrite must not delete a user's folder that has the name of the tiny model's folder.
     if folder.exists() and (why := not_ours(folder)):
         remedy = f"move it away, or use it with --model {folder}"
         accepted = "an unchanged folder that assay init wrote"

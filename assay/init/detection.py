@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\d[\d,. ]*(/\d+)?%?")
 
 @dataclass(frozen=True, slots=True)
 class LookedRows:
-    """The first rows of the sources, as the training stage loads them.
+    """The first rows of the sources, parsed as the training stage parses rows.
 
     columns: keys of the first row.
     """
@@ -45,7 +45,7 @@ class LookedRows:
 
     @property
     def size(self) -> str:
-        """Number of rows as a text."""
+        """Text with the number of rows."""
         count = len(self.rows)
         return f"at least {count:,} rows" if count >= MOST_ROWS else f"{count:,} rows"
 
@@ -94,9 +94,9 @@ def columns_of(source: str) -> tuple[str, ...]:
 def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None:
     """Return the key under which most problems have an answer, or None.
 
-    first: preferred key if several keys occur equally often.
+    first: key that is preferred if several keys occur in equally many problems.
     """
-    # max() returns the first of several maxima, so the order of keys is the order of preference.
+    # max() returns the first of several maxima, so earlier keys are preferred.
     counts = dict.fromkeys((first, *ANSWER_KEYS), 0)
     for problem in problems:
         for key in counts:
@@ -107,9 +107,9 @@ def answer_key(problems: Sequence[Problem], first: str = "answer") -> str | None
 
 
 def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
-    """Raise VerifierError for an unknown built-in verifier, or for rows that it cannot judge."""
-    # A user function may not exist yet: `assay init` writes it afterwards.
-    # The dry run, which is the next command, imports and tries the function.
+    """Raise VerifierError for an unknown built-in verifier, or for rows it cannot judge."""
+    # The reward function may not exist yet, because `assay init` writes its file afterwards.
+    # The dry run, which is the next command, imports and tries the reward function.
     if ":" in expression:
         return
     options = {"judge": {"url": "http://localhost", "model": "judge"}}
@@ -120,13 +120,14 @@ def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
 
 def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
     """Return the built-in verifier that fits all problems; None if the choice is unclear."""
-    # These verifiers require keys that no other verifier reads, so a fit is unambiguous.
+    # Each of these verifiers requires row keys that no other verifier reads.
+    # If one of these verifiers fits the rows, no other verifier is possible.
     certain = ("code", "instructions", "gym", "countdown", "json_schema")
     for name in certain:
         if _can_judge(name, problems, service):
             return name
     answers = [str(problem.spec.get("answer", "")).strip() for problem in problems]
-    # `math` is chosen only if all answers are numbers, since it would parse other text as formulas.
+    # The verifier `math` would parse text as formulas, so all answers must be numbers.
     if all(map(_NUMBER.fullmatch, answers)):
         return "math"
     return "choice" if _can_judge("choice", problems, service) else None

@@ -17,8 +17,9 @@ class Draft:
     """State of the configuration that `assay init` writes; a context manager.
 
     written: descriptions of written files. assumed: reported assumptions. values: lines for the
-    template. new: files that did not exist before. replaced: temporary name of each replaced
-    folder. After an error in the block, new files are removed and replaced folders restored.
+    template. new: written files that did not exist before the command. replaced: temporary name of
+    each replaced folder. After an error in the ``with`` block, new files are removed and replaced
+    folders are restored.
     """
 
     kind: str
@@ -37,11 +38,11 @@ class Draft:
 
     def assume(self, text: str) -> None:
         """Record an assumption, as one line."""
-        # Names of columns, tags and files may contain line breaks and control characters.
+        # The assumption may name a column, tag or file whose name contains line breaks.
         self.assumed.append(one_line(text))
 
     def make_room(self, folder: Path) -> None:
-        """Move a folder of an earlier `assay init` aside, until the command succeeds."""
+        """Move a folder of an earlier `assay init` aside; an error moves the folder back."""
         if folder.exists():
             self.replaced[folder] = move_out_of_sight(folder)
         self.new.append(folder)

@@ -19,7 +19,7 @@ _PARTS = 1_000_000
 def split_rows(sources: Sequence[str], share: float, train: Path, heldout: Path) -> None:
     """Write every row of the sources to one of two new files, by a hash of the row's question.
 
-    A question always belongs to the same split (train or held-out), also after rows are added.
+    Rows with the same question always belong to the same split, even if rows are added later.
     Raises DataError if a row cannot be written as JSON, or if a file would be empty.
     """
     # Both files are written under temporary names, so that an error leaves neither file.
@@ -66,7 +66,7 @@ def _check_both(counts: Mapping[Path, int], train: Path, share: float) -> None:
 
 def _part_of(row: Any, where: str) -> float:
     """Return a number in [0, 1) that depends only on the row's question."""
-    # A hash instead of a random number: equal questions must not be in both files.
+    # A hash keeps equal questions in one file; a random number could put them into both files.
     try:
         found = [row[key] for key in PROMPT_KEYS if key in row] or row
         text = json.dumps(found, ensure_ascii=False, sort_keys=True)

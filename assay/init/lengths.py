@@ -12,7 +12,7 @@ from assay.init.detection import ANSWER_KEYS, MOST_ROWS, LookedModel, LookedRows
 from assay.init.sizes import Lengths
 from assay.plan.step_seconds import GivenWork
 
-# Number of rows whose lengths are measured.
+# Number of rows at the start of the sources whose lengths are measured.
 LOOKED_AT = 200
 # An answer with more tokens is assumed to be a worked solution, not only a result.
 WORKED = 16
@@ -30,11 +30,11 @@ SHORTEST = 128
 def answer_lengths(
     rows: LookedRows, model: LookedModel, key: str | None
 ) -> tuple[Lengths, dict[bool, str]]:
-    """Return the lengths of prompts and completions, and the reasons for two completion lengths.
+    """Return the lengths of prompts and completions, and a dict of reasons for two of the lengths.
 
-    The reason under True explains `Lengths.whole`, and the reason under False `Lengths.cut`. key:
-    key of the rows' answers, or None. If the rows have worked solutions, the two lengths are 2 and
-    1.5 times the length of a long solution.
+    In the returned dict, the text under True explains `Lengths.whole`, and the text under False
+    explains `Lengths.cut`. key: key of the rows' answers, or None. If the rows have worked
+    solutions, `Lengths.whole` is 2 times and `Lengths.cut` 1.5 times the length of a long solution.
     """
     sample: Sequence[Any] = rows.rows[:LOOKED_AT]
     prompts = sorted(model.count(str(one.prompt)) for one in sample)
@@ -45,7 +45,7 @@ def answer_lengths(
         whole = cut = 64
         why = dict.fromkeys((True, False), "the rows have no answer that would say how long one is")
     elif model.is_tiny:
-        # The tiny model writes only an answer, of one token per byte.
+        # The tiny model writes only an answer, and its tokenizer has one token per byte.
         whole = cut = answers[-1] + 8
         basis = f"the longest answer has {answers[-1]} tokens"
         why = dict.fromkeys((True, False), basis)
@@ -57,7 +57,7 @@ def answer_lengths(
         whole, cut = (2048, 1024) if model.think is not None else (512, 256)
         room = "reasoning" if model.think is not None else "a worked answer"
         why = {True: f"room for {room}", False: f"short {room}, to save time"}
-    # The context must also have room for the longest prompt.
+    # A completion must leave room for the longest prompt in the model's context.
     most = None if model.context is None else max(1, model.context - prompts[-1] - MULTIPLE)
     around = TEMPLATE_TOKENS if model.chat else BASE_TOKENS
     if most is not None and prompts[-1] + around + whole > (model.context or 0):
@@ -89,14 +89,14 @@ def given_lengths(
         per_step = settings.get("pairs_per_step") or settings["rows_per_step"]
         steps = max(1, -(-int(count) // per_step))
     all_tokens = count * (prompt + tokens)
-    # The reference's log-probabilities of all pairs are computed once, before the first step.
+    # The reference model's log-probabilities of all pairs are computed before the first step.
     scored = num_rows(rows) * (prompt + tokens) if name == "preference" else 0
     return lengths, GivenWork(steps, all_tokens / steps, scored=round(scored))
 
 
 def num_rows(rows: LookedRows) -> int:
     """Return the number of rows in the sources."""
-    # Only the first rows were loaded, so longer sources are scanned without parsing.
+    # Only the first rows were loaded, so the rows of longer sources are counted unparsed.
     if len(rows.rows) < MOST_ROWS:
         return len(rows.rows)
     return sum(1 for source in rows.sources for _ in open_source(source).scan())
@@ -115,7 +115,7 @@ def _solutions(rows: LookedRows) -> list[str]:
 
 
 def _texts(row: Any) -> list[str]:
-    """Return the completion texts of a row, on which a stage trains."""
+    """Return the texts of a row's completions on which a training stage trains."""
     names = ("chosen", "rejected", "completion", "steps")
     found = [getattr(row, name) for name in names if hasattr(row, name)]
     return [

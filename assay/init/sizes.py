@@ -1,9 +1,9 @@
 """Choose dtype, adapters and sampling sizes that fit the machine.
 
-The search starts with full sizes. If memory is short, the search adds adapters and then activation
-checkpointing. If a run would exceed `WANTED_HOURS`, the search reduces steps, completions and their
-length. Time and memory are estimated as in `assay plan`, from a model without weights and measured
-rates of matrix products.
+The search for sizes starts with the largest sizes. If the free memory is too small, the search adds
+adapters and then activation checkpointing. If a run would exceed `WANTED_HOURS`, the search reduces
+steps, completions and their length. Time and memory are estimated as in `assay plan`, from a model
+without weights and measured rates of matrix products.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from assay.session.assemble import with_slots
 
 WANTED_HOURS = 2.0
 """Maximum hours of training. Evaluations may take half as long in addition."""
-# Memory estimates are accurate to 15 %, so this share of the free memory is planned for.
+# Share of the free memory that a run may plan for, since estimates are accurate to 15 %.
 SHARE_OF_MEMORY = 0.85
-# Assumed memory of this process if the system does not report it.
+# Assumed memory of this process if the operating system does not report the memory.
 LIBRARIES_MIB = 500.0
 EVALUATED = (None, 400, 200, 100, 50)
 Tree = dict[str, dict[str, Any]]
@@ -42,7 +42,7 @@ Tree = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Sizes of a run that samples.
+    """Sizes of a training run that samples completions.
 
     whole: whether completions may have the maximum useful length, or a shorter length.
     """
@@ -73,8 +73,9 @@ UNKNOWN = Rung(200, 8, 8, True)
 class Lengths:
     """Lengths of prompts and completions in tokens.
 
-    prompt: length of a long prompt. typical: median length of prompts. whole: maximum useful length
-    of a completion. cut: length of a completion that most rows need.
+    prompt: length of a long prompt. typical: median length of prompts. whole: completion length
+    beyond which no row gains. cut: completion length that is sufficient for a right answer to most
+    rows.
     """
 
     prompt: int
@@ -85,11 +86,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Chosen sizes of a run, with reasons.
+    """Chosen sizes of a training run, with the reasons for the choice.
 
     model: keys of ``[model]``. expected, memory_mib: expected duration and memory, None if unknown.
-    sure: whether the processor was idle while rates were measured. notes: reasons for the choice.
-    warnings: reasons why the run may exceed time or memory.
+    sure: whether the processor was idle while the rates of matrix products were measured. notes:
+    reasons for the choice.
+    warnings: reasons why the run may exceed the time limit or the free memory.
     """
 
     rung: Rung
@@ -127,8 +129,8 @@ class Machine:
         rates, self.sure = rates_here(self.device)
         narrow, wide = rates["bfloat16"], rates["float32"]
         dtype = default = choose_dtype(None, device)
-        # Some CPUs have no bfloat16 instructions and emulate them, slower than float32.
-        # Where bfloat16 is clearly faster, it is chosen although the default on a CPU is float32.
+        # Some CPUs emulate bfloat16 instructions, which is slower than float32.
+        # If bfloat16 is clearly faster, bfloat16 is chosen, although a CPU's default is float32.
         if narrow < NOISE * wide:
             dtype = torch.float32
         elif narrow * NOISE > wide and not looked.is_tiny:
@@ -165,7 +167,7 @@ class Machine:
         return memory.total_mib, expected
 
     def _model(self, config: TrainConfig) -> Any:
-        # `estimate` runs for many sizes, but the skeleton depends only on the adapters.
+        # `estimate` is called for many sizes, so the model without weights is cached by adapters.
         lora = config.model.lora or (LoraConfig() if self.looked.has_adapters else None)
         if (found := self._skeletons.get(str(lora))) is None:
             found = skeleton(self.looked.config, self.dtype, self.device, lora)
@@ -202,7 +204,7 @@ def choose_sizes(
             tree = _tree_of(base, model, rung, lengths, most or None, work)
             return machine.estimate(tree, lengths, evaluated, work)
 
-        # Settings that need too much memory at the smallest sizes do so at every size.
+        # Settings that need too much memory at the smallest sizes are skipped for all sizes.
         for way in _ways(looked, base):
             model = {**model, **way}
             if machine.has_room(estimate(rungs[-1])[0]):
@@ -228,7 +230,7 @@ _ADAPTERS = "adapters (LoRA) are trained: training all weights needs more memory
 
 
 def _ways(looked: LookedModel, base: Tree) -> tuple[dict[str, Any], ...]:
-    """Return changes of ``[model]``, in order of decreasing memory."""
+    """Return alternative settings of ``[model]``, in the order of decreasing memory."""
     recomputed = {"activation_checkpointing": True}
     # A reward model is trained without adapters, and a model with adapters gets no second ones.
     # Adapters also need the library peft, which is an optional extra.

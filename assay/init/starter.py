@@ -1,6 +1,6 @@
 """Create a tiny model that guesses among the rows' own answers.
 
-With the tiny model, a first run needs no model hub and takes about a minute.
+With this tiny model, a first training run needs no model hub and takes about a minute.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _positions(pairs: Sequence[tuple[str, str]]) -> int:
 
 
 def _enough(longest: int) -> int:
-    """Return the number of positions of a context for texts of ``longest`` bytes."""
+    """Return the context length that fits texts of ``longest`` bytes, in tokens."""
     positions = FEWEST_POSITIONS
     while positions < longest + 32:
         positions *= 2

@@ -18,7 +18,7 @@ def make_model(
     from assay.testing import byte_tokenizer
 
     config = LlamaConfig(
-        # 256 bytes and 3 special tokens.
+        # The vocabulary has 256 bytes and 3 special tokens.
         vocab_size=259,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
