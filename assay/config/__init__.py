@@ -1,7 +1,7 @@
 """The configuration of a run: typed, frozen models of all TOML sections, with documentation.
 
 The docstring of a field is its only description; `--help`, the reference page and error messages
-show the docstring. None always means "the documented default". A configuration that is dumped
+show the docstring. None always means "the documented default". A configuration that is written
 without its None keys therefore loads as an equal configuration.
 """
 

@@ -158,9 +158,9 @@ class Algorithm:
                 raise ConfigError(message(f"algorithm.{key}", repr(getattr(self, key)), where))
 
     def _combinations(self) -> tuple[tuple[str, bool, str], ...]:
-        """Return (field, whether its value conflicts, accepted values) for each rule."""
-        # The advantages of `gae` already are differences from the critic's values.
-        # Dual clipping bounds a probability ratio, which only two surrogates have.
+        """Return (field, whether the field's value conflicts, accepted values) for each rule."""
+        # The advantages of `gae` are already differences from the critic's values.
+        # Dual clipping bounds a probability ratio, which only two of the surrogates compute.
         # The length punishment is a term of the completion's reward, which `steps` does not use.
         by_steps, by_critic = self.credit == "steps", self.credit == "gae"
         ratios = self.surrogate in ("clip", "ratio")
@@ -184,8 +184,8 @@ class Algorithm:
 
     @property
     def min_siblings(self) -> int:
-        """Minimum number of judged completions with which a group contributes a gradient."""
-        # A single completion equals its group's mean, so its advantage would be 0.
+        """Minimum number of judged completions that a group needs to contribute a gradient."""
+        # In a group of one completion, the reward equals the group's mean, so the advantage is 0.
         return 2 if self.group_relative else 1
 
     @property

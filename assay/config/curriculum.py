@@ -19,8 +19,8 @@ class CurriculumConfig(Section):
     """Selection of problems during training in ``[rl]``, and in ``[preference]`` without pairs.
 
     An epoch has as many draws as there are problems. The pass rate of a problem is estimated from
-    the problem's judged completions by a Beta posterior with a uniform prior. Few completions
-    therefore give a wide estimate.
+    the problem's judged completions by a Beta posterior with a uniform prior. With few completions,
+    the estimated distribution of the pass rate is therefore wide.
     """
 
     order: Literal["uniform", "easy_to_hard", "prioritized", "band"] = "uniform"
@@ -39,7 +39,7 @@ class CurriculumConfig(Section):
     as for pass rates."""
     band: tuple[Rate, Rate] = (0.2, 0.8)
     """Range of preferred pass rates for ``order = "band"``."""
-    # A policy improves during an epoch, so old pass rates underestimate the current pass rate.
+    # A policy improves during an epoch, so old verdicts underestimate the current pass rate.
     forgetting: Rate = 0.25
     """Share of a problem's observations that is discounted per epoch, because the policy changes.
     0: keep all observations. 1: use only the current epoch."""
@@ -111,7 +111,7 @@ class CurriculumConfig(Section):
                 found = f"{toml_words(value)} in a run of [{stage}] that draws no problems"
                 yield message(f"curriculum.{key}", found, "none", "remove it")
         # A pairwise verdict says which sibling is better, not whether a completion is right.
-        # A pass rate therefore does not exist.
+        # With pairwise verdicts, a problem therefore has no pass rate.
         elif pairwise and self.observes:
             key = next(key for key in ("order", "retire_above", "retire_below") if key in changed)
             found = f'{toml_words(changed[key])} with preference.judge = "pairwise"'

@@ -26,10 +26,11 @@ class Rule:
     part of the reward. says: message template for the numbers of the check. origin: justification
     of the default values. limit, floor, window: parameters of the check; a rule with limit None
     applies only if the user sets a limit. chance: probability of a false alarm in a whole run; 0
-    for a rule that is not a statistical test. setting: key of ``[guard]`` that contains the limit.
-    stages: training stages that record the metrics; empty: all stages. needs: description of the
-    settings that the rule requires. shows: selection of rollouts that serve as evidence
-    (`assay.run.evidence`). severe: whether a stopped run needs an approval to resume.
+    for a rule that is not a statistical test. setting: key of ``[guard]`` that sets the limit.
+    stages: training stages that record the metrics; empty if all stages record them. needs:
+    description of the settings that the rule requires. shows: selection of rollouts that serve as
+    evidence (`assay.run.evidence`). severe: whether a run that the rule stopped needs an approval
+    to resume.
     """
 
     name: str
@@ -129,8 +130,9 @@ class GuardConfig(Section):
         return self.model_copy(update={"options": {**off, **self.options}})
 
     def asked(self, rule: Rule) -> bool:
-        """Whether the user configured a rule: by options, or by a key with a changed value."""
-        # Unconfigured rules of other stages are skipped silently; only requested rules are errors.
+        """Whether the user configured a rule, by options or by a limit that is not the default."""
+        # A configured rule is an error in a stage that does not record the rule's metrics.
+        # A rule that the user did not configure is silently skipped in such a stage.
         key = rule.setting
         changed = bool(key) and getattr(self, key) != GuardConfig.model_fields[key].default
         return rule.name in self.options or changed

@@ -35,7 +35,7 @@ def clashes_of_mixture(
     if rl.oversample:
         accepted = "0 with [data.mixture], whose parts end at different lengths"
         yield message("rl.oversample", rl.oversample, accepted)
-    # The overlong punishment of DAPO starts at a fixed distance from one maximum length.
+    # DAPO's overlong punishment starts at a fixed distance from a single maximum length.
     lengths = {part.max_tokens or sampling.max_tokens for part in parts.values()}
     if algorithm.overlong_buffer and len(lengths) > 1:
         accepted = "none with parts of the mixture that differ in max_tokens"
@@ -68,7 +68,7 @@ def _clashes_of_part(
         accepted = f"at least {where}.group_size ({size})"
         yield message("rl.max_group_size", rl.max_group_size, accepted)
     # The part's values are validated together with the run's values.
-    # For example, a part's max_tokens may leave no room for an answer after the think budget.
+    # For example, the part's max_tokens must leave room for an answer after the think budget.
     try:
         SamplingConfig.model_validate({**sampling.model_dump(), **part.sampling_changes})
     except ValidationError as error:

@@ -29,7 +29,7 @@ Link = Literal["logistic", "square", "odds", "prospect"]
 class Preference:
     """A preference method as data: a preset of the table of preference methods.
 
-    s(y) is the score of a completion: log pi(y|x) / pi_ref(y|x), averaged over tokens if
+    The score s(y) of a completion is log pi(y|x) / pi_ref(y|x), averaged over tokens if
     ``length_normalized``, and without the reference term if ``reference_free``. With d = s(chosen)
     - s(rejected), ``link`` selects the loss:
 
@@ -216,5 +216,5 @@ class PreferenceConfig(_Method):
 
 
 def is_judged_source(source: str) -> bool:
-    """Whether a source contains judged groups instead of pairs."""
+    """Whether a source contains groups of judged completions instead of pairs."""
     return source.startswith((RUN_PREFIX, FILE_PREFIX))

@@ -31,7 +31,7 @@ DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 
 def check_fields(row: DataclassInstance, section: str) -> None:
     """Raise ConfigError for a field of a preset whose value is invalid for the field's type."""
-    # Dataclasses do not validate, and users' modules may create presets too.
+    # Dataclasses do not validate values, and a user's module may create a preset with any value.
     for key, (kind, check) in _checks(type(row)).items():
         value = getattr(row, key)
         try:
@@ -44,7 +44,7 @@ def check_fields(row: DataclassInstance, section: str) -> None:
 @cache
 def _checks(kind: type[DataclassInstance]) -> dict[str, tuple[Any, TypeAdapter[Any]]]:
     """Return the type and the validator of each field of a preset class."""
-    # Creating the validators of [algorithm] takes 20 ms, and every change of a preset validates.
+    # The validators are cached, because creating those of [algorithm] takes 20 ms.
     hints = get_type_hints(kind, include_extras=True)
     return {one.name: (hints[one.name], TypeAdapter(hints[one.name])) for one in fields(kind)}
 
@@ -80,8 +80,8 @@ def section_of_row(
 def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
     """Return the presets of a TOML file by name, in file order.
 
-    In the file, ``like`` names an earlier preset that provides the missing fields. ``none`` lists
-    the fields whose value is None, which TOML cannot write.
+    In the file, ``like`` names an earlier preset that provides the missing fields. The key ``none``
+    lists the fields whose value is None, which TOML cannot write.
     """
     found: dict[str, Row] = {}
     for name, said in tomllib.loads(file.read_text(encoding="utf-8")).items():
@@ -96,8 +96,8 @@ def choose_row(
 ) -> Row:
     """Return a preset of ``table``, or the preset at ``package.module:object``, with overrides.
 
-    key: configuration key that names the preset, such as ``algorithm.name``. An override of None
-    keeps the preset's value. Raises ConfigError for an unknown name or field.
+    key: configuration key that names the preset, such as ``algorithm.name``. An override with the
+    value None keeps the preset's value. Raises ConfigError for an unknown name or field.
     """
     row = table.get(name)
     if ":" in name:

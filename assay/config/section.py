@@ -27,7 +27,7 @@ COOLEST, HOTTEST = 0.001, 100.0
 def check_temperature(value: float) -> float:
     """Return a valid temperature; raises ValueError for a temperature outside the accepted range.
 
-    Below the range, logits overflow. Above the range, sampling is almost uniform.
+    Below the range, logits overflow. At a temperature above the range, sampling is almost uniform.
     """
     # Temperature 0 is accepted, because greedy sampling does not divide the logits.
     if value and not COOLEST <= value <= HOTTEST:
@@ -56,7 +56,7 @@ class Section(BaseModel):
     )
 
     # TOML has only lists, but strict validation accepts no list for a tuple.
-    # A list would also make a frozen model unhashable.
+    # A field with a list would also make a frozen model unhashable.
     @field_validator("*", mode="before")
     @classmethod
     def _freeze_list(cls, value: object) -> object:
@@ -64,5 +64,5 @@ class Section(BaseModel):
 
 
 def found_words(value: object, accepted: str, remedy: str = "") -> str:
-    # The text has no key, because the error report puts the file, line and key before it.
+    # The message has no key, since the error report puts file, line and key before the message.
     return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -14,7 +14,7 @@ class ServerConfig(Section):
 
     The server is OpenAI-compatible and accepts token ids as prompts at its completions endpoint, as
     vLLM, SGLang and llama.cpp do. `model.path` names the same model on this machine, whose
-    tokenizer renders the prompts. The model's weights are not loaded.
+    tokenizer renders the prompts. The model's weights on this machine are not loaded.
     """
 
     url: Text | None = None
@@ -23,7 +23,7 @@ class ServerConfig(Section):
     model: Text | None = None
     """The model's name on the server. None: `model.path` if the server lists this name, else the
     only model that the server lists."""
-    # The key itself must not be in a configuration, which is saved with every run.
+    # A configuration must not contain the API key, because every run saves its configuration.
     api_key_env: Text = KEY_VARIABLE
     """Name of the environment variable with the server's API key. The variable may be unset if the
     server needs no key."""
@@ -39,7 +39,7 @@ class ServerConfig(Section):
     @field_validator("api_key_env")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        # The message does not show the value, because the value may be the key itself.
+        # The message does not show the value, because the value may be the API key itself.
         if not name.isidentifier():
             raise ValueError("accepted: the name of an environment variable that holds the key")
         return name

@@ -99,8 +99,8 @@ class OptimizerConfig(Section):
     """Peak learning rate. None: depends on the stage: 1e-6 in ``[rl]``, 1e-5 in ``[sft]``,
     ``[distill]`` and ``[reward_model]``, 5e-7 in ``[preference]``, 2e-5 in ``[pretrain]``. Ten
     times as much if only adapters are trained."""
-    # PyTorch's default of 0.999 averages over a thousand steps, which is longer than many RL runs.
-    # GPT-3 (arXiv 2005.14165, appendix B) and Llama use 0.95 too.
+    # PyTorch's beta2 of 0.999 averages over a thousand steps, more than many RL runs have.
+    # GPT-3 (arXiv 2005.14165, appendix B) and Llama use a beta2 of 0.95 too.
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the first and the second moment."""
     epsilon: Positive = 1e-8

@@ -45,7 +45,7 @@ def toml_line(key: str, value: Any, note: str = "") -> str:
 
 
 def _value_text(value: Any) -> str:
-    # tomli_w writes a list with one line per item, but the value must fit in one line.
+    # tomli_w writes one line per list item, so the lines are joined to one line.
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
@@ -54,12 +54,12 @@ def _value_text(value: Any) -> str:
 def key_lines(text: str) -> dict[str, int]:
     """Return the line number of each dotted key, table and list item of a valid TOML text.
 
-    A statement ends at the first line at which the statement parses. A statement that parses only
-    with additional brackets is an unfinished list, whose items so far are recorded.
+    A TOML statement ends at the first line at which the statement parses. A statement that parses
+    only with additional brackets is an unfinished list, whose items so far are recorded.
     """
     # `tomllib` reports no line numbers, and a parser with line numbers would be a new dependency.
     found: dict[str, int] = {}
-    # Index of the last [[table]] of each name.
+    # Index of the last array table [[NAME]] of each name.
     newest: dict[_Path, int] = {}
     section: _Path = ()
     statement, first = "", 1
@@ -111,8 +111,9 @@ def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
 def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
     """Apply one ``section.key=value`` override to a tree of plain values; return the dotted key.
 
-    The value is parsed as TOML. If ``holds_text(key)`` is true, the value is used literally. An
-    empty value removes the key. Raises ConfigError for an invalid override.
+    The override's value is parsed as TOML. If ``holds_text(key)`` is true, the override's value is
+    used literally as text. An override with an empty value removes the key from the tree. Raises
+    ConfigError for an invalid override.
     """
     key, equals, value = (part.strip() for part in override.partition("="))
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):

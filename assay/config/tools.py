@@ -29,7 +29,7 @@ class ToolsConfig(Section):
     seconds: Positive = 5.0
     """Maximum seconds per call. For ``python``, the limit applies to CPU time, so that a busy
     machine changes no result."""
-    # The middle of an output is cut, because a traceback ends with the error.
+    # A long output is cut in the middle, because a traceback ends with the error.
     max_output: Natural = 2000
     """Maximum number of characters of a call's result. The middle of a longer result is removed."""
     call: Text | None = None
@@ -63,7 +63,7 @@ class ToolsConfig(Section):
             return text
         tool, *counts = [text.count(part) for part in ("{tool}", "{input}", "{call}")]
         fits = counts == ([1, 0] if tool else [0, 1])
-        # Without text after the argument, the end of the argument could not be recognized.
+        # If a call's format had no text after the argument, the argument's end would be unknown.
         is_open = text.endswith(("{input}", "{call}", "{tool}")) and text.strip() != "{call}"
         if not fits or is_open:
             accepted = "text with {tool} and {input}, or with {call}, that something follows; "

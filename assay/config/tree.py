@@ -109,20 +109,20 @@ class TrainConfig(Section):
     def watched(self) -> GuardConfig:
         """Guard settings without the rules whose assumptions this run violates.
 
-        Rules of other training stages are excluded too. A rule that the user configured is never
-        excluded.
+        Guard rules of other training stages are excluded too. A rule that the user configured is
+        never excluded.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
         # Entropy may fall without a gain in correctness if problems get harder.
-        # A falling temperature and a teacher have the same effect.
+        # A falling temperature, or a teacher, also lowers the entropy without a gain in correctness.
         moved = self.curriculum.order != "uniform" or self.teacher is not None
         if moved or (self.rl is not None and self.rl.temperature_schedule):
             off += ["entropy_lost"]
-        # An environment may reveal the problem only after the prompt, so all prompts are alike.
+        # Prompts may all be alike if the environment reveals the problem only after the prompt.
         off += ["same_prompt"] if self.tools.environment else []
         # A teacher gives a learning signal on wrong completions too.
         off += ["all_wrong", "no_contrast"] if self.teacher is not None else []
-        # Sampling ahead uses older weights, so the mismatch grows with the updates.
+        # Sampling ahead uses older weights, so the sampler-learner mismatch grows with the updates.
         off += ["mismatch_growth"] if self.scale.steps_ahead else []
         return self.guard.without(off)
 
@@ -130,7 +130,7 @@ class TrainConfig(Section):
     def completions_a_step(self) -> int | None:
         """Number of completions per step, or None for a stage that does not sample.
 
-        Refills of dynamic sampling and growing groups are not counted.
+        Completions of refills (dynamic sampling) and of growing groups are not counted.
         """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
@@ -199,9 +199,9 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
         config = assay.load_config("run.toml", ["rl.steps=20"])
 
-    An override's value is parsed as TOML. For a key of type text, the value is used literally. An
-    empty value restores the default. Raises ConfigError, whose message contains the line, the key,
-    the value and the accepted values.
+    The value of an override is parsed as TOML. For a key of type text, the override's value is used
+    literally. An override with an empty value restores the key's default. Raises ConfigError, whose
+    message contains the line, the key, the value and the accepted values.
     """
     tree, lines = read_toml(Path(path))
     overridden = [apply_override(tree, override, holds_text) for override in overrides]
@@ -232,8 +232,8 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 @contextmanager
 def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
-    """Prefix errors of the block with the line of their key in ``path``, or with ``--set``."""
-    # Some errors are found long after the file was read, when models and rows are opened.
+    """Prefix each error raised in the block with its key's line in ``path``, or with ``--set``."""
+    # Opening models and rows, long after the file was read, may find errors in the file's keys.
     try:
         yield
     except UserError as error:
@@ -260,8 +260,8 @@ def parse(
 ) -> TrainConfig:
     """Validate a tree of plain values. Raises ConfigError with one line per error.
 
-    where: name of the file for error messages.
-    lines: line number of each dotted key in the file.
+    where: name of the configuration file for error messages. lines: line number of each dotted key
+    in the file.
     overridden: dotted keys that were set by ``--set``.
     """
     if isinstance(tree.get("stage"), Mapping):
@@ -298,7 +298,7 @@ def tool_settings(config: TrainConfig) -> ToolsConfig:
     if config.tools.packages is not None:
         return config.tools
     listed = config.verification.options.get("code", {}).get("packages")
-    # An invalid list is rejected later, by the verifiers' own validation.
+    # An invalid list of packages is rejected later, by the verifiers' own validation.
     packages = tuple(map(str, listed)) if isinstance(listed, list | tuple) else ()
     return config.tools.model_copy(update={"packages": packages})
 
@@ -353,7 +353,7 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
         default = "None" if field.default is None else toml_words(field.default)
         default = "required" if field.is_required() else default
         yield f"{prefix}{name}", kind, default, field.description or ""
-    # TOML requires a table's own keys before its subtables.
+    # In TOML, the keys of a table must come before the table's subtables.
     for section, section_prefix in inner:
         yield from _walk(section, section_prefix)
     for table, table_prefix in tables:
@@ -452,7 +452,8 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
     """Yield a message for each setting that conflicts with the oversampling cutoff."""
-    # The cutoff keeps the groups with the shortest longest completion, so lengths must be final.
+    # The oversampling cutoff ranks groups by the length of the longest completion.
+    # The lengths of completions must therefore be final.
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,

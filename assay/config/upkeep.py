@@ -38,7 +38,7 @@ class EvaluationConfig(Section):
     determines the best checkpoint."""
     max_problems: Natural | None = None
     """Maximum number of held-out problems, counted from the first row. None: all problems."""
-    # Comparing two checkpoints problem by problem cancels the problems' differences in difficulty.
+    # Comparing checkpoints problem by problem cancels the problems' differences in difficulty.
     keep_completions: bool = True
     """Save completions with their verdicts in the run's ``evaluations/``, so that two checkpoints
     can be compared problem by problem (`assay run compare RUN@20 RUN@40`)."""
@@ -49,12 +49,12 @@ class CheckpointConfig(Section):
 
     every: Natural = 50
     """Number of steps between checkpoints. The last step always has a checkpoint."""
-    # If a step takes 15 minutes, a kill could otherwise lose 50 steps, which are 12 hours.
+    # The interval is limited in minutes too: 50 steps of 15 minutes would be 12 lost hours.
     minutes: Positive | None = 10.0
     """Maximum number of minutes between checkpoints, which are saved at the end of a step. The
     setting limits the loss from a kill if steps are long, and changes no result. None: only `every`
     applies."""
-    # A second checkpoint remains if the newest file is damaged.
+    # Two checkpoints are kept, so that a run can resume if the newest file is damaged.
     keep_last: Natural = 2
     """Number of newest checkpoints to keep."""
     keep_best: bool = True

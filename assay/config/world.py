@@ -60,7 +60,7 @@ class RunConfig(Section):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str | None) -> str | None:
-        # An out-of-tree accelerator registers its device type with PyTorch (privateuse1).
+        # An out-of-tree accelerator registers a device type of its own with PyTorch (privateuse1).
         known = device in (None, registered_backend()) or re.fullmatch(r"cpu|cuda(:\d+)?", device)
         if not known:
             raise ValueError(found_words(device, '"cpu", "cuda" or "cuda:1"'))
@@ -70,8 +70,8 @@ class RunConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters instead of full fine-tuning (needs the extra ``lora``).
 
-    If `model.path` already has adapters, these adapters are trained further. For such a model, omit
-    the section or repeat the settings of the existing adapters.
+    If the model at `model.path` already has adapters, these adapters are trained further. For a
+    model with adapters, omit the section or repeat the settings of the existing adapters.
     """
 
     rank: Count = 16
@@ -160,7 +160,7 @@ class DataConfig(Section):
     """Tag that opens the reasoning block."""
     think_close: Text = "</think>"
     """Tag that closes the reasoning block."""
-    # Truncating a long prompt would change the question but not the answer.
+    # A truncated prompt would be another question, but keep the answer of the full question.
     on_bad_row: Literal["stop", "skip"] = "stop"
     """Handling of a malformed row. ``stop``: the command stops with the row's position. ``skip``:
     the row is skipped and counted in the report. A row with a too long prompt (`max_prompt_tokens`)
@@ -186,13 +186,14 @@ class DataConfig(Section):
     def _with_parts(self) -> DataConfig:
         """Add the sources and verifiers of mixture parts to the keys of the whole run.
 
-        All code that reads `train`, `heldout` and `verifier_by_tag` therefore covers the parts. The
+        All code that reads `train`, `heldout` and `verifier_by_tag` therefore covers mixture parts.
+        The
         operation is idempotent: a run's saved configuration already contains the sources, and loads
         unchanged.
         """
         for key in ("train", "heldout"):
             of_parts = (one for part in self.mixture.values() for one in getattr(part, key))
-            # The model is frozen, so a plain assignment would raise an error.
+            # The pydantic model is frozen, so a plain assignment to a field would raise an error.
             object.__setattr__(self, key, tuple(dict.fromkeys((*getattr(self, key), *of_parts))))
         own = {name: part.verifier for name, part in self.mixture.items() if part.verifier}
         object.__setattr__(self, "verifier_by_tag", {**self.verifier_by_tag, **own})
@@ -209,8 +210,8 @@ class SamplingConfig(Section):
     """Sampling of completions.
 
     In ``[rl]``, ratios and KL are computed for the sampling distribution over all tokens. ``[rl]``
-    therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens. Other stages, ``assay
-    eval`` and ``assay sample`` accept these keys.
+    therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens. Training stages except
+    ``[rl]``, ``assay eval`` and ``assay sample`` accept `top_k`, `top_p` and `min_p`.
     """
 
     temperature: Temperature = 1.0

@@ -64,7 +64,7 @@ class AskingSettings(StageSettings):
     """
 
     def num_asked(self, num_read: int | None) -> int | None:
-        """Return the number of problems to sample for ``num_rows`` input rows; None if unknown."""
+        """Return the number of problems to sample for a number of input rows; None: unknown."""
         if num_read is None or self.max_problems is None:
             return num_read
         return min(num_read, self.max_problems)

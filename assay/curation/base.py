@@ -63,7 +63,7 @@ def find_stage(name: str) -> DataStage:
         remedy = did_you_mean(name, STAGES)
         raise ConfigError(message("data transform", f'"{name}"', ", ".join(STAGES), remedy))
     # Some transforms import verifiers, which takes half a second.
-    # Only the module of the named transform is imported, so that other transforms cost nothing.
+    # Only the module of the named transform is therefore imported.
     return import_module(STAGES[name]).STAGE
 
 

@@ -24,8 +24,8 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 class RankSettings(StageSettings):
     """Rank the completions of each problem by their rewards, simulating annotators with errors.
 
-    A row is a completion with a verdict, as `collect` writes it. The verdict's ``reward`` measures
-    the completion's quality. Each problem becomes one row with its distinct ``completions`` and
+    A row is a completion with a verdict, as `collect` writes it. The verdict's ``reward``, which
+    rules or a judge compute, measures the completion's quality. Each problem becomes one row with its distinct ``completions`` and
     their ``ranking``. The transform `pairs` reads such rows, and rankings by human annotators have
     the same format.
     """

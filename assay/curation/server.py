@@ -35,7 +35,7 @@ class ChatServer(ServerGenerator):
     token ids instead.
 
     chat: function that returns the messages of a problem.
-    think: think format of completions. think: format whose tags enclose the reasoning that the
+    think: think format of completions, whose tags enclose the reasoning that the
         server returns separately.
     thinks: whether thinking is on for problems without a think mode of their own.
     """

@@ -1,4 +1,4 @@
-"""Data transform ``vary``: write variants of each row, such as a variant without reasoning."""
+"""Data transform ``vary``: write variants of each row, such as with and without reasoning."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`assay init`: write a commented configuration for existing rows and an existing model.
 
-If the user names no rows or no model, `assay init` creates example rows, a reward or a tiny model.
+`assay init` creates example rows, a reward and a tiny model if the user has none.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SHORTEST = 128
 def answer_lengths(
     rows: LookedRows, model: LookedModel, key: str | None
 ) -> tuple[Lengths, dict[bool, str]]:
-    """Return the lengths of prompts and completions, and a dict of reasons for two of the lengths.
+    """Return the lengths of prompts and completions, and a dict of reasons for two lengths.
 
     In the returned dict, the text under True explains `Lengths.whole`, and the text under False
     explains `Lengths.cut`. key: key of the rows' answers, or None. If the rows have worked

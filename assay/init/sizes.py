@@ -204,7 +204,7 @@ def choose_sizes(
             tree = _tree_of(base, model, rung, lengths, most or None, work)
             return machine.estimate(tree, lengths, evaluated, work)
 
-        # Settings that need too much memory at the smallest sizes are skipped for all sizes.
+        # Settings are skipped if their memory is too large even at the smallest sizes.
         for way in _ways(looked, base):
             model = {**model, **way}
             if machine.has_room(estimate(rungs[-1])[0]):

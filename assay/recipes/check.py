@@ -36,7 +36,7 @@ class ModelStage(Section):
     max_positions: Count = 128
     """Maximum number of tokens of a prompt and its completion, for ``tiny``, whose tokens are
     bytes."""
-    # The width is a multiple of 8, since 4 attention heads with rotary embeddings divide it.
+    # The width is a multiple of 8, because each of 4 heads needs an even width for RoPE.
     hidden_size: Annotated[int, Field(ge=8, le=1024, multiple_of=8)] = 128
     """Width of ``tiny``. A model of half the width has a quarter of the parameters."""
 
@@ -77,12 +77,12 @@ def settings_of_training(
 
 @contextmanager
 def naming(stage: RecipeStage) -> Generator[None]:
-    """Prefix errors of the block with the stage's name and the line of the key in the error."""
+    """Prefix each error raised in the block with the stage's name and the line of its key."""
     try:
         yield
     except AssayError as error:
-        # A stage's settings are merged from several tables of the file.
-        # The message names the line that set the wrong value.
+        # A stage's settings are merged from several tables of the recipe file.
+        # The error message therefore names the line that set the wrong value.
         text = at_its_line(str(error), stage.where, stage.lines, stage.overridden)
         lines = "\n".join(f"stage {stage.name}: {line}" for line in text.splitlines())
         error.args = (lines, *error.args[1:])
@@ -105,8 +105,8 @@ def check_rows(
 ) -> dict[str, list[str]]:
     """Check the existing rows and the verifiers of every stage, without loading a model.
 
-    made: names of the stages whose output exists. Returns a description of the missing inputs of
-    each stage.
+    made: names of the stages whose output already exists. Returns a description of the missing
+    inputs of each stage.
     """
     later: dict[str, list[str]] = {}
     for stage in stages:
@@ -117,11 +117,11 @@ def check_rows(
             if stage.kind == "data":
                 settings = settings_of_data(stage, outputs)
                 for source in settings.inputs:
-                    # Rows of an earlier stage do not exist yet, and runs are read during the stage.
+                    # Rows of an earlier stage do not exist yet; a run's rollouts are read only by the stage.
                     later_on = source.endswith(tuple(outputs[one] for one in missing))
                     if not later_on and not (settings.takes_runs and is_run(source)):
                         open_source(rows_of(source))
-            # A verifier may be a reward model of an earlier stage, which cannot be opened yet.
+            # A verifier may be a reward model that an earlier stage trains later, so it is not opened.
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})
                 _read(config, [outputs[one] for one in missing])
@@ -188,7 +188,7 @@ def look(
         )
         steps, at_most = measured.num_steps, False
         given = config.sft or config.distill
-        # The synthetic trace says nothing about the number of steps, so rows are counted instead.
+        # A synthetic trace does not give the number of steps, so the number of rows is used.
         if given is not None and config.traces and counts.is_open(stage):
             rows, at_most = counts.of(stage.tree[config.stage]["traces"]), True
             tokens = (rows or 0) * given.epochs * config.sampling.max_tokens
@@ -228,7 +228,7 @@ def _stand_in(
             ["looked at with the problems that they come from"],
         )
     elif sources and not there and config.traces:
-        # A trace of the maximum length gives an upper bound of memory and time.
+        # A synthetic trace of the maximum length gives an upper bound of memory and time.
         row = {"prompt": "x" * 32, "completion": "y" * config.sampling.max_tokens}
         (scratch / "made-up.jsonl").write_text(json.dumps(row), encoding="utf-8")
         there, notes = [str(scratch / "made-up.jsonl")], ["looked at with a made-up trace"]
@@ -247,7 +247,7 @@ def _stand_in(
             path = outputs[ancestor.name]
             if ancestor.name not in made:
                 # The stage's initial model does not exist yet.
-                # With a tiny model as substitute, the stage's settings can still be tried.
+                # With a tiny model as substitute, the preview can still try the stage's settings.
                 path = str(make_tiny(ancestor, scratch / role))
             if not nearest or ancestor.name not in made:
                 notes.append(f"looked at with the {role} of stage {ancestor.name}")

@@ -19,8 +19,8 @@ LONGEST = 256
 class Cost:
     """Estimated cost of a stage. A field is None if unknown or not applicable.
 
-    at_most: whether the numbers are upper bounds, because input rows do not exist yet. tokens:
-    maximum number of tokens of all completions together. minutes: training time without
+    at_most: whether the fields are upper bounds, because the stage's input rows do not exist yet.
+    tokens: maximum number of tokens of all completions together. minutes: training time without
     evaluations.
     """
 
@@ -73,7 +73,7 @@ class Total:
 
 def total_of(costs: Mapping[str, Cost | None]) -> Total:
     """Return the sum of the stages' costs, with the maximum of their memory."""
-    # Stages run one after the other, so their memory is not added.
+    # Stages run one after the other, so the memory of several stages is not added.
     known = [one for one in costs.values() if one is not None]
 
     def summed(key: str) -> Any:
@@ -90,7 +90,7 @@ def total_of(costs: Mapping[str, Cost | None]) -> Total:
 
 
 class RowCounts:
-    """Numbers of rows of data transforms: exact for existing rows, else upper bounds.
+    """Numbers of rows that data transforms read: exact for existing rows, else upper bounds.
 
     made: names of stages whose output exists. outputs: output of each stage.
     """
@@ -124,7 +124,7 @@ class RowCounts:
         return Cost(self.is_open(stage), completions, completions * longest)
 
     def is_open(self, stage: RecipeStage) -> bool:
-        """Whether some input rows of a stage do not exist yet."""
+        """Whether some of a stage's input rows do not exist yet."""
         taught = stage.tree.get("sft") or stage.tree.get("distill") or {}
         sources = stage.tree.get("inputs") or taught.get("traces", ())
         return any(name not in self._made for _, name, _ in references(sources))
@@ -135,7 +135,7 @@ class RowCounts:
             return None if is_run(source) else _count(source)
         text, name, _ = found[0]
         if not text.startswith("@") or name not in self._settings:
-            # The rows are rollouts of a training stage, whose number is unknown before its run.
+            # The rows are rollouts of a training stage; their number is unknown before the stage runs.
             return None
         if name not in self._known:
             if name in self._made:
@@ -147,7 +147,7 @@ class RowCounts:
 
     def _longest_of(self, model: str) -> int:
         """Return the maximum completion length of a stage's model, in tokens."""
-        # The run does not exist yet, so the length is read from the stage's configuration.
+        # The model's run does not exist yet, so the stage's configuration gives the length.
         for _, name, _ in references(model):
             return self._stages[name].tree.get("sampling", {}).get("max_tokens", LONGEST)
         return LONGEST

@@ -27,7 +27,8 @@ PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "f
 class DemoResult:
     """Held-out accuracy in [0, 1] before and after the RL stage, greedy and at temperature 1.
 
-    gained, gained_sampled: accuracy gained by RL, paired by problem, with its standard error.
+    gained, gained_sampled: accuracy gained by RL (greedy, at temperature 1), paired by problem,
+    with the gain's standard error.
     """
 
     before: float
@@ -43,7 +44,7 @@ class DemoResult:
 
     @property
     def lift(self) -> float:
-        """Greedy held-out accuracy gained by the RL stage, without the cold start."""
+        """Greedy held-out accuracy gained by the RL stage, without the gain of the cold start."""
         return self.after - self.before
 
     def as_dict(self) -> dict[str, Any]:

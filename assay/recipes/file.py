@@ -28,8 +28,8 @@ class RecipeStage:
     """One stage of a recipe file.
 
     tree: the stage's keys, merged with the shared keys. where: name of the file for error messages.
-    lines: line numbers of dotted keys in the file. overridden: keys set by ``--set``. about: text
-    that is printed when the stage starts.
+    lines: line number of each dotted key in the recipe file. overridden: keys set by ``--set``.
+    about: description that is printed when the stage starts.
     """
 
     name: str
@@ -58,7 +58,7 @@ class RecipeStage:
                 return {key: replaced(one) for key, one in cast("dict[str, Any]", value).items()}
             if isinstance(value, list):
                 return [replaced(one) for one in cast("list[Any]", value)]
-            # Only a whole value is a reference, so URLs and addresses with @ are unchanged.
+            # A reference is a whole value @NAME, so URLs and addresses that contain @ are unchanged.
             found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if found is None or found[2] not in outputs:
                 return value
@@ -157,7 +157,7 @@ def read_recipe(path: Path, scale: str | None = None, overrides: Sequence[str] =
             [key.partition(".")[2] for key in overridden if key.split(".")[0] in (name, SHARED)],
             about,
         )
-        # Only earlier stages may be used, so the order of the tables is the order of execution.
+        # A stage may use only earlier stages, so the order of the tables is the order of execution.
         _check_references(found[name], list(stages), list(found))
     about, paper = tree.get("about", ""), tree.get("paper", "")
     return Recipe(path.stem, about, paper, scale, known_scales, found)
@@ -173,7 +173,7 @@ def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     """Merge a change into a stage, or replace the stage if the change has another kind."""
     if kind_of(change) != "training" and kind_of(base) == "training":
         # A scale may replace a training stage by a data transform or an existing model.
-        # The training stage's settings would be unknown keys in the new stage.
+        # The training stage's settings are dropped, because they would be unknown keys in the new stage.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 
@@ -233,7 +233,7 @@ def _override(stages: dict[str, Any], shared: Any, override: str) -> str:
     key = apply_override(tree, override, lambda one: holds_text(one.partition(".")[2]))
     if kind == "training" and kind_of(tree[name]) == "model" and name != SHARED:
         # --set STAGE.model=NAME replaces a training stage by an existing model.
-        # Settings of the training stage, such as sft.epochs, no longer apply.
+        # Settings of the replaced training stage, such as sft.epochs, are removed.
         stages[name] = {"model": tree[name]["model"]}
     return key
 

@@ -29,8 +29,8 @@ class StageRow:
     kind: ``tiny`` (a created model), ``model`` (an existing model), the name of a data transform,
     or the section of a training stage. settings: hash of the stage's keys. inputs: hash of each
     earlier stage and each file that the stage reads. output: path in the recipe's directory; for
-    ``model``, the model's name. ended: reason of the end; None while the stage runs and after a
-    kill.
+    ``model``, the model's name. ended: reason for which the stage ended; None while the stage runs
+    and after a kill.
     """
 
     stage: str
@@ -69,7 +69,7 @@ class _Manifest(BaseModel):
 class RecipeManifest:
     """Manifest of a recipe's directory, which is written to disk at each change.
 
-    facts: name, description and scale of the recipe. rows: manifest rows by stage name.
+    facts: name, description and scale of the recipe. rows: row of each stage, by stage name.
     """
 
     folder: Path
@@ -169,7 +169,7 @@ def _files(value: Any) -> Iterator[str]:
 
 def _digest_of_path(path: str) -> str:
     """Return the hash of a file's content, or of the names, sizes and times of a folder's files."""
-    # A copied or touched file has other times but equal content, so files are hashed by content.
+    # Files are hashed by content, because a copied file has other times but equal content.
     if os.path.isfile(path):
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

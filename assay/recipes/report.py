@@ -114,7 +114,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     if len(modes) > 1:
         note += " think = empty: answers without reasoning."
     shown = [n for n, names in enumerate((sets, modes)) if len(names) > 1]
-    # The column "traces" is left out if the origin of all traces is unknown.
+    # The table has no column "traces" if the origin of all traces is unknown.
     said = ["traces"] if {*taught.values()} - {"", UNKNOWN_ORIGIN} else []
     if said:
         note += " traces: training data that were verified, not verified, or of unknown origin."
@@ -138,7 +138,7 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
 
 def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
     """Return the name of the stage that made a run's initial model, else the model's name."""
-    # A stage may read several models, such as a teacher, so the path decides.
+    # A stage may read several models, such as a teacher; the path identifies the initial model.
     path = run.config.model.path
     for one in rows:
         folder = one.output if one.kind == "model" else Path(one.output).parts[0]
@@ -165,7 +165,7 @@ _Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]
 def _found_in(
     run: LoadedRun, evaluations: Sequence[Mapping[str, Any]], rows: Sequence[StageRow]
 ) -> _Found:
-    """Return the last evaluation of each benchmark in each think mode."""
+    """Return a run's last evaluation of each benchmark in each think mode."""
     config = run.config
     stages = (config.data, config.preference, config.reward_model)
     sources = [one for stage in stages if stage is not None for one in stage.heldout]
@@ -280,7 +280,7 @@ def _lineage(rows: Sequence[StageRow]) -> Block:
         others = [name for name in row.inputs if not name.startswith("@") and row.kind != "model"]
         text = what.get(row.kind, f"{row.kind}, in {row.output}")
         others_read = f" (reads {', '.join(others)})" if others else ""
-        # A stage that several stages use is expanded only once.
+        # In the lineage, a stage that several stages use is expanded only once.
         seen = any(line.strip().startswith(f"{row.stage}:") for line in lines)
         lines.append(
             f"{'  ' * depth}{row.stage}: {text}{others_read}{', as above' if seen else ''}"

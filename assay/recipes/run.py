@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 class RecipeResult:
     """Result of a recipe's run.
 
-    ended: reason of the end. stages: manifest row of each stage that was run or reused.
+    ended: reason of the end. stages: manifest row of each stage that this call ran or reused.
     """
 
     recipe: str
@@ -67,7 +67,7 @@ class RecipeResult:
 def open_recipe(
     name: str | None, resume: Path | None, scale: str | None, overrides: Sequence[str]
 ) -> Recipe:
-    """Read the recipe of a built-in name, of a file, or of a directory to resume."""
+    """Read a built-in recipe, a recipe file, or the recipe of a directory to resume."""
     if name is not None:
         return read_recipe(find_recipe(name), scale, overrides)
     if resume is None:
@@ -76,7 +76,7 @@ def open_recipe(
     if not path.is_file():
         found = f"no {FILE} in it"
         raise RunError(message(str(resume), found, "the directory of a recipe's run"))
-    # A recipe can name Python code to import.
+    # A recipe can name Python code, which Assay imports.
     # A directory from another user is therefore resumed only if the user names its recipe file.
     if why := why_not_own(path):
         remedy = f"read it, then name it: assay recipe run {path} --resume {resume}"
@@ -103,9 +103,10 @@ def run_recipe(
 ) -> RecipeResult:
     """Run the unfinished stages of a recipe.
 
-    name: a built-in recipe or a file. overrides: changes of the form ``STAGE.KEY=VALUE``. until:
-    name of the last stage to run. resume: directory of an earlier run of the recipe, whose finished
-    stages are reused unless their keys or inputs have changed. say: function that prints progress.
+    name: name of a built-in recipe, or path of a recipe file. overrides: changes of the form
+    ``STAGE.KEY=VALUE``. until: name of the last stage to run. resume: directory of an earlier run
+    of the recipe, whose finished stages are reused unless their keys or inputs have changed. say:
+    function that prints progress.
 
     Raises UserError for invalid input. The message of a stage's error begins with the stage's name.
     """
@@ -117,14 +118,14 @@ def run_recipe(
     # Two processes that resume one directory would overwrite each other's outputs.
     lock = DirectoryLock(manifest.folder)
     try:
-        # The recipe is saved with all changes applied.
-        # A resume therefore depends neither on the original file nor on --set.
+        # The saved recipe contains all changes by scale and --set.
+        # A resume therefore depends neither on the original recipe file nor on --set.
         write_config(manifest.folder / FILE, tomli_w.dumps(plan.recipe.as_tree()))
         try:
             ended = _run_stages(plan, quiet, say)
         finally:
             # The report is also written after a failure.
-            # It shows the failed stage and the results of the finished stages.
+            # The report then shows the failed stage and the results of the finished stages.
             write_report(manifest.folder)
     finally:
         lock.release()
@@ -144,8 +145,8 @@ def dry_run(
 ) -> Iterator[Look | Total]:
     """Yield a preview of each unfinished stage, then the total cost.
 
-    The parameters are the parameters of `run_recipe`. All keys and rows are checked before the
-    first model is loaded.
+    The parameters of this function are those of `run_recipe`. All keys and rows are checked before
+    the first model is loaded.
     """
     plan = _plan(name, directory, overrides, until, resume, scale)
     stages, outputs, costs = plan.recipe.stages, plan.outputs, dict[str, Cost | None]()
@@ -165,9 +166,10 @@ def dry_run(
 class _Plan:
     """Checked stages of a recipe.
 
-    stages: stages to run, up to ``until``. standing: manifest rows of finished stages to reuse.
-    outputs: existing or future output of each stage. later: descriptions of missing inputs, by
-    stage.
+    stages: stages to run, up to the stage ``until``. standing: manifest rows of finished stages to
+    reuse.
+    outputs: existing or future output of each stage. later: descriptions of each stage's missing
+    inputs.
     """
 
     recipe: Recipe
@@ -206,12 +208,12 @@ def find_standing(stages: Sequence[RecipeStage], manifest: RecipeManifest) -> di
     """Return the manifest rows of finished stages whose keys and inputs are unchanged."""
     found: dict[str, StageRow] = {}
     for stage in stages:
-        # If an input of the stage must be made again, the stage is outdated too.
+        # A stage is outdated if an earlier stage, whose output the stage reads, must run again.
         if not {*stage.uses} <= found.keys():
             continue
         now = row_of(stage, found, "")
         before = manifest.rows.get(stage.name)
-        # A stage that names an existing model is always finished.
+        # A stage that only names an existing model needs no run, so it is always finished.
         if now.kind == "model":
             found[stage.name] = replace(now, output=stage.tree["model"], ended="finished")
         elif before and _is_done(before, now) and manifest.has(before):
@@ -351,7 +353,7 @@ def _train(
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
         return api.train(resume=folder, quiet=quiet).ended
-    # The run's directory has no configuration: the stage was killed before its run began.
+    # A run's directory without a configuration means that the stage was killed before its run began.
     manifest.clear(row)
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
     config = settings_of_training(stage, outputs, run)
