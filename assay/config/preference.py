@@ -30,15 +30,15 @@ class Preference:
     """A preference method as data: a preset of the table of preference methods.
 
     The score s(y) of a completion is log pi(y|x) / pi_ref(y|x), averaged over tokens if
-    ``length_normalized``, and without the reference term if ``reference_free``. With d = s(chosen)
-    - s(rejected), ``link`` selects the loss:
+    ``length_normalized``, and without the reference term if ``reference_free``. ``link``
+    selects one of four losses. The first three are functions of d = s(chosen) - s(rejected).
 
-        logistic   -log sigmoid(beta d - margin)
-        square     (d - 1 / (2 beta))^2
-        odds       -beta log sigmoid(d), where s is the log odds of the geometric mean
-                   probability of a token
-        prospect   1 - sigmoid(+-beta (s - z0)) of each single completion, with the sign + for a
-                   desirable and - for an undesirable completion
+        logistic   The loss is -log sigmoid(beta d - margin).
+        square     The loss is (d - 1 / (2 beta))^2.
+        odds       The loss is -beta log sigmoid(d), where s is the log odds of the geometric mean
+                   probability of a token.
+        prospect   The loss is 1 - sigmoid(+-beta (s - z0)) of each single completion, with the
+                   sign + for a desirable and - for an undesirable completion.
 
     The term ``nll_weight`` times the mean -log pi(chosen) per token is added to each loss. With
     ``robust``, the loss is an unbiased estimate of the loss on correctly labeled pairs, where

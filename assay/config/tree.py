@@ -114,7 +114,7 @@ class TrainConfig(Section):
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
         # Entropy may fall without a gain in correctness if problems get harder.
-        # A falling temperature, or a teacher, also lowers the entropy without a gain in correctness.
+        # A falling temperature or a teacher also lowers entropy without a gain in correctness.
         moved = self.curriculum.order != "uniform" or self.teacher is not None
         if moved or (self.rl is not None and self.rl.temperature_schedule):
             off += ["entropy_lost"]

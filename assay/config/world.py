@@ -335,5 +335,5 @@ class EngineConfig(Section):
 
     @property
     def slots(self) -> int:
-        """Number of slots: the configured number, else the maximum default."""
+        """Configured number of slots, else the largest number that the default may choose."""
         return self.num_slots or MOST_SLOTS

@@ -25,9 +25,9 @@ class RankSettings(StageSettings):
     """Rank the completions of each problem by their rewards, simulating annotators with errors.
 
     A row is a completion with a verdict, as `collect` writes it. The verdict's ``reward``, which
-    rules or a judge compute, measures the completion's quality. Each problem becomes one row with its distinct ``completions`` and
-    their ``ranking``. The transform `pairs` reads such rows, and rankings by human annotators have
-    the same format.
+    rules or a judge compute, measures the completion's quality. Each problem becomes one row with
+    the problem's distinct ``completions`` and their ``ranking``. The transform `pairs` reads such
+    rows, and rankings by human annotators have the same format.
     """
 
     noise: NonNegative = 0.0

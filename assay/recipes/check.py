@@ -117,11 +117,11 @@ def check_rows(
             if stage.kind == "data":
                 settings = settings_of_data(stage, outputs)
                 for source in settings.inputs:
-                    # Rows of an earlier stage do not exist yet; a run's rollouts are read only by the stage.
+                    # Rows of an earlier stage do not exist yet, and the stage itself reads a run.
                     later_on = source.endswith(tuple(outputs[one] for one in missing))
                     if not later_on and not (settings.takes_runs and is_run(source)):
                         open_source(rows_of(source))
-            # A verifier may be a reward model that an earlier stage trains later, so it is not opened.
+            # A verifier may be the reward model of an earlier stage, which does not exist yet.
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})
                 _read(config, [outputs[one] for one in missing])

@@ -17,7 +17,7 @@ LONGEST = 256
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a stage. A field is None if unknown or not applicable.
+    """Estimated cost of a stage. Unknown or inapplicable fields are None.
 
     at_most: whether the fields are upper bounds, because the stage's input rows do not exist yet.
     tokens: maximum number of tokens of all completions together. minutes: training time without
@@ -90,7 +90,7 @@ def total_of(costs: Mapping[str, Cost | None]) -> Total:
 
 
 class RowCounts:
-    """Numbers of rows that data transforms read: exact for existing rows, else upper bounds.
+    """Numbers of rows of data transforms: exact for existing rows, else upper bounds.
 
     made: names of stages whose output exists. outputs: output of each stage.
     """
@@ -135,7 +135,7 @@ class RowCounts:
             return None if is_run(source) else _count(source)
         text, name, _ = found[0]
         if not text.startswith("@") or name not in self._settings:
-            # The rows are rollouts of a training stage; their number is unknown before the stage runs.
+            # The rows are rollouts of a training stage, whose number is unknown before the run.
             return None
         if name not in self._known:
             if name in self._made:

@@ -58,7 +58,7 @@ class RecipeStage:
                 return {key: replaced(one) for key, one in cast("dict[str, Any]", value).items()}
             if isinstance(value, list):
                 return [replaced(one) for one in cast("list[Any]", value)]
-            # A reference is a whole value @NAME, so URLs and addresses that contain @ are unchanged.
+            # Only a whole value @NAME is a reference, so URLs that contain @ are unchanged.
             found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
             if found is None or found[2] not in outputs:
                 return value
@@ -173,7 +173,7 @@ def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     """Merge a change into a stage, or replace the stage if the change has another kind."""
     if kind_of(change) != "training" and kind_of(base) == "training":
         # A scale may replace a training stage by a data transform or an existing model.
-        # The training stage's settings are dropped, because they would be unknown keys in the new stage.
+        # The new stage would reject the training stage's settings as unknown keys.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 

@@ -53,7 +53,7 @@ class StageRow:
 
 
 class _Manifest(BaseModel):
-    """The content of a manifest file. Unknown keys, which later versions write, are kept."""
+    """Content of a recipe's manifest file. Unknown keys, which later versions write, are kept."""
 
     model_config = ConfigDict(extra="allow")
 

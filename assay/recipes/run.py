@@ -353,7 +353,7 @@ def _train(
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
         return api.train(resume=folder, quiet=quiet).ended
-    # A run's directory without a configuration means that the stage was killed before its run began.
+    # The directory has no configuration if the stage was killed before its run began.
     manifest.clear(row)
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}
     config = settings_of_training(stage, outputs, run)
