@@ -210,8 +210,8 @@ class SamplingConfig(Section):
     """Sampling of completions.
 
     In ``[rl]``, ratios and KL are computed for the sampling distribution over all tokens. ``[rl]``
-    therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens. ``assay eval``, ``assay sample`` and training stages other than ``[rl]``
-    accept `top_k`, `top_p` and `min_p`.
+    therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens. ``assay eval``, ``assay
+    sample`` and training stages other than ``[rl]`` accept `top_k`, `top_p` and `min_p`.
     """
 
     temperature: Temperature = 1.0

@@ -208,7 +208,7 @@ def load_rows(
     """Open the sources and validate up to ``limit`` rows in one pass.
 
     ``read(row, where, default_id)`` parses a row or raises DataError. ``key`` returns a row's key;
-    a row with a repeated key is bad. ``check(row)`` raises DataError for faults that ``read`` does
+    a row with a repeated key is bad. ``check`` raises DataError for faults that ``read`` does
     not detect. ``check`` runs once per row, whereas ``read`` runs on every access. Raises DataError
     for the first bad row if ``on_bad_row`` is ``stop``, and for a source without a valid row.
     """
