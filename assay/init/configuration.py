@@ -120,10 +120,9 @@ def init(
 ) -> InitResult:
     """Write a commented configuration of ``kind`` and all missing files into the current folder.
 
-    data: sources of rows; if empty, example rows are written. heldout_share: see `split_rows`.
-    model: a folder, a hub name or a run; if None, a tiny model is created. Existing files with rows
-    or a reward are not overwritten. Raises UserError for unusable rows or models, and for an
-    existing file without ``overwrite``.
+    data: sources of rows; empty: example rows are written. heldout_share: see `split_rows`. model:
+    a folder, a hub name or a run; None: a tiny model. Existing rows and rewards are kept. Raises
+    UserError for unusable rows or models, and for an existing file without ``overwrite``.
     """
     if kind == "distill":
         raise UserError(NO_DISTILL)
