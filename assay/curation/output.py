@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -17,7 +17,7 @@ from assay.config.section import Section, Text
 from assay.data.completions import Record
 from assay.data.rowset import RowSet, load_rows
 from assay.data.source import UNREAD
-from assay.data.sources import JsonLines, open_source
+from assay.data.sources import JsonLines, open_source, rows_of
 from assay.errors import DataError, DiskFull, RunError, message
 from assay.host.files import is_disk_full, plain, sync_file, write_atomic
 from assay.host.records import checked, read_record
@@ -265,21 +265,6 @@ class Output(ExitStack):
 def rows_name(output: str) -> str:
     """Return the file name of a transform's rows for an ``output`` format."""
     return f"rows.{output}"
-
-
-def rows_of(source: str) -> str:
-    """Return the path of the rows in a data transform's folder; other names are unchanged."""
-    folder = Path(source)
-    if not folder.is_dir():
-        return source
-    for output in get_args(StageSettings.model_fields["output"].annotation):
-        if (folder / rows_name(output)).is_file():
-            return str(folder / rows_name(output))
-    part = folder / f"{ROWS}.part"
-    if part.is_file():
-        found = "the folder of an unfinished data transform"
-        raise DataError(message(source, found, "a finished one", f"or name {part}"))
-    return source
 
 
 def is_run(source: str) -> bool:

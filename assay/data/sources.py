@@ -8,6 +8,7 @@ arguments of the function. A setting's value is parsed as JSON (``4``, ``0.5``, 
 One string names a source of rows:
 
     problems.jsonl, problems.parquet                     a file (detected by content)
+    selected                                             a folder that a data transform wrote
     book.txt, page.md                                    plain text: a single row with key ``text``
     hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
     gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
@@ -32,6 +33,8 @@ from assay.host.user_code import OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 TEXT_FILES = (".txt", ".md")
+# Files of rows that a data transform writes into its folder.
+ROWS_FILES = ("rows.jsonl", "rows.parquet")
 _DECLARED = "__assay_source__"
 
 
@@ -102,7 +105,23 @@ def python_name(source: str) -> str | None:
     return name
 
 
+def rows_of(source: str) -> str:
+    """Return the path of the rows in a data transform's folder; other names are unchanged."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
+    for name in ROWS_FILES:
+        if (folder / name).is_file():
+            return str(folder / name)
+    part = folder / f"{ROWS_FILES[0]}.part"
+    if part.is_file():
+        found = "the folder of an unfinished data transform"
+        raise DataError(message(source, found, "a finished one", f"or name {part}"))
+    return source
+
+
 def _open_file(text: str) -> Source:
+    text = rows_of(text)
     path = Path(text)
     if path.is_dir():
         raise DataError(message(text, "a folder", ACCEPTED, "name the files in it"))

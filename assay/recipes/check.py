@@ -15,7 +15,7 @@ from pydantic import Field
 from assay.config import STAGES, TrainConfig, parse, read_section
 from assay.config.section import Count, Section, Text
 from assay.curation.base import StageSettings, read_settings
-from assay.curation.output import is_run, rows_of
+from assay.curation.output import is_run
 from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.cost import Cost, RowCounts, roots_of
@@ -120,7 +120,7 @@ def check_rows(
                     # Rows of an earlier stage do not exist yet, and the stage itself reads a run.
                     later_on = source.endswith(tuple(outputs[one] for one in missing))
                     if not later_on and not (settings.takes_runs and is_run(source)):
-                        open_source(rows_of(source))
+                        open_source(source)
             # A verifier may be the reward model of an earlier stage, which does not exist yet.
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})

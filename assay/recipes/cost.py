@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from assay.curation.asking import AskingSettings
-from assay.curation.output import StageSettings, is_run, rows_of
+from assay.curation.output import StageSettings, is_run
 from assay.data.sources import open_source
 from assay.recipes.file import RecipeStage, references
 
@@ -154,7 +154,7 @@ class RowCounts:
 
 
 def _count(source: str) -> int:
-    return sum(1 for _ in open_source(rows_of(source)).scan())
+    return sum(1 for _ in open_source(source).scan())
 
 
 def roots_of(name: str, stages: Mapping[str, RecipeStage]) -> Iterator[str]:

@@ -407,3 +407,27 @@ def test_a_file_that_is_not_there_has_a_suggestion(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="found no such file") as caught:
             open_source(str(text))
         assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_the_folder_of_a_data_transform_is_a_source(tmp_path: Path, name: str) -> None:
+    row = {"id": "a", "prompt": "1+1=", "answer": "2"}
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / name)
+    else:
+        (tmp_path / name).write_text(json.dumps(row) + "\n", encoding="utf-8")
+    (problem,) = load_problems([str(tmp_path)])
+    assert (problem.id, problem.prompt) == ("a", "1+1=")
+    assert problem.source.startswith(str(tmp_path / name))
+
+
+def test_the_folder_of_an_unfinished_transform_is_refused_with_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl.part").write_text('{"prompt": "q", "answer": "a"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"an unfinished data transform; .*rows\.jsonl\.part"):
+        open_source(str(tmp_path))
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "q", "answer": "a"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="found a folder; accepted: .*; name the files in it"):
+        open_source(str(tmp_path))
