@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay import load_config
+from assay.recipes.run import run_recipe
 from assay.testing import CHAT_TEMPLATE, save_tiny_model
 from assay.training import api
 
@@ -19,6 +20,7 @@ EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 # their own (tests/recipes/test_built_in.py). `run` is the record of a finished run.
 ELSEWHERE = ("tutorial", "recipe", "mixture", "run")
 EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ELSEWHERE]
+RECIPES = [path for path in EXAMPLES if "\n[stage." in path.read_text(encoding="utf-8")]
 RUN = ROOT / "examples" / "gsm8k_cpu" / "run"
 GPU_RUN = ROOT / "examples" / "gsm8k_gpu" / "run"
 GSM8K = '{"question": "%d+1?", "answer": "So it is.\\n#### %d"}\n'
@@ -32,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shortened(text: str, model: Path, folder: Path) -> str:
     """Return a configuration that takes two steps: of the tiny model, a few rows, short texts."""
-    text = re.sub(r"(?m)^path = .*$", f'path = "{model}"', text)
+    text = re.sub(r'(?m)^path = "[^@].*$', f'path = "{model}"', text)
     text = re.sub(r"(?m)^dtype = .*$", "", text)
     text = re.sub(r"size=\d+", "size=4", text)
     text = re.sub(r"(?m)^steps = .*$", "steps = 2", text)
@@ -45,6 +47,11 @@ def shortened(text: str, model: Path, folder: Path) -> str:
     for number, name in enumerate(("rl", "choose")):
         rows = (GSM8K % (n, n + 1) for n in range(10 + 4 * number, 14 + 4 * number))
         (folder / "gsm8k" / f"{name}.jsonl").write_text("".join(rows))
+    (folder / "teacher").mkdir(exist_ok=True)
+    traces = ({"prompt": f"{n}+1?", "completion": f" {n + 1}\n\n"} for n in range(6))
+    lines = "".join(json.dumps(one) + "\n" for one in traces)
+    (folder / "teacher" / "selected.jsonl").write_text(lines)
+    text = text.replace("teacher/selected/rows.jsonl", "teacher/selected.jsonl")
     for split in ("train", "test"):
         rows = "".join(
             GSM8K % (n, n + 1) for n in range(4 * (split == "test"), 4 + 4 * (split == "test"))
@@ -55,7 +62,23 @@ def shortened(text: str, model: Path, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_student_of_a_teacher_trains(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (path,) = [one for one in RECIPES if one.name == "student.toml"]
+    (tmp_path / path.name).write_text(shortened(path.read_text("utf-8"), model, tmp_path))
+    result = run_recipe(str(tmp_path / path.name), quiet=True)
+    assert [one.stage for one in result.stages] == ["imitate", "reason"]
+    assert (tmp_path / "runs" / "student" / "report.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [path for path in EXAMPLES if path not in RECIPES],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_the_example_trains(
     path: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
 ) -> None:
