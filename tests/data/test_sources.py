@@ -429,5 +429,5 @@ def test_the_folder_of_an_unfinished_transform_is_refused_with_its_rows(tmp_path
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"prompt": "q", "answer": "a"}\n', encoding="utf-8")
-    with pytest.raises(DataError, match="found a folder; accepted: .*; name the files in it"):
+    with pytest.raises(DataError, match=r"found a folder; accepted: .*; name the files in it"):
         open_source(str(tmp_path))
