@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from assay.plan.devices import gpus
-from assay.plan.on_device import DevicePlan, DeviceVariant, default_config, plan_on
+from assay.plan.measured.on_device import DevicePlan, DeviceVariant, default_config, plan_on
 
 # Layers, width, MLP width, heads, key-value heads, tied head: from the published configurations.
 QWEN3 = {

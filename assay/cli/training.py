@@ -173,7 +173,7 @@ def _plan_on(
         found = "both" if path else "neither"
         raise UserError(message("assay plan --device", found, "a CONFIG file or --model NAME"))
     # The plan is imported after the checks, because importing torch takes seconds.
-    from assay.plan.on_device import PROMPT_TOKENS, default_config, plan_on
+    from assay.plan.measured.on_device import PROMPT_TOKENS, default_config, plan_on
 
     if path is None:
         settings = default_config(str(model), overrides or [])

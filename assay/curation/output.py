@@ -17,14 +17,14 @@ from assay.config.section import Section, Text
 from assay.data.completions import Record
 from assay.data.rowset import RowSet, load_rows
 from assay.data.source import UNREAD
-from assay.data.sources import JsonLines, open_source, rows_of
+from assay.data.sources import ROWS_FILES, JsonLines, open_source, rows_of
 from assay.errors import DataError, DiskFull, RunError, message
 from assay.host.files import is_disk_full, plain, sync_file, write_atomic
 from assay.host.records import checked, read_record
 from assay.host.removal import put_in_place, remove_file
 from assay.host.terminal import lined
 
-ROWS, MANIFEST = "rows.jsonl", "manifest.json"
+ROWS, MANIFEST = ROWS_FILES[0], "manifest.json"
 MAX_EXAMPLES = 3
 # Maximum number of characters of a text in a manifest's example.
 SHOWN = 300

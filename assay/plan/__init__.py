@@ -9,7 +9,6 @@ memory.py        Estimated memory of a run, by component.
 arithmetic.py    Estimated seconds of a run, from the measured rates of the machine.
 step_seconds.py  Estimated seconds of one training step, from unit times.
 devices.py       GPUs with the figures of their data sheets.
-on_device.py     Estimates for a run on a GPU that this machine does not have.
 
 `assay.plan.measured` opens a session, measures it, and implements ``assay plan``.
 """

@@ -16,7 +16,7 @@ from assay import config as configuration
 from assay.errors import ConfigError, ModelError
 from assay.host.files import write_json
 from assay.plan.devices import find_gpu, gpus
-from assay.plan.on_device import DevicePlan, default_config, plan_on
+from assay.plan.measured.on_device import DevicePlan, default_config, plan_on
 from assay.testing import save_tiny_model
 from bench.devices import cell, plan_of
 
@@ -127,7 +127,10 @@ def test_a_method_with_a_reference_and_a_critic_needs_more() -> None:
     assert not {"reference", "critic"} & plain.keys()
     full = plan("H100", algorithm={"name": "ppo"}).variants[0].memory.parts
     assert full["critic"] > full["weights"]
-    assert plan("H100", preference={"pairs": ["p.jsonl"]}).variants[0].memory.parts["reference"]
+    pairs = {"pairs": ["p.jsonl"]}
+    assert plan("H100", preference=pairs).variants[0].memory.parts["reference"]
+    free = plan("H100", preference={**pairs, "reference_free": True})
+    assert "reference" not in free.variants[0].memory.parts
 
 
 def test_seconds_are_unknown_for_rows_that_were_not_read() -> None:

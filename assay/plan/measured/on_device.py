@@ -19,7 +19,6 @@ from assay import config as configuration
 from assay.config import MOST_SLOTS, ModelConfig, TrainConfig
 from assay.config.toml_text import toml_line
 from assay.errors import ConfigError, ModelError, message
-from assay.learn.algorithms import algorithm, preference
 from assay.model.adapters import ADAPTER_FILE
 from assay.model.family import is_lean
 from assay.model.load import choose_dtype, find_parts
@@ -29,6 +28,8 @@ from assay.model.sources import ModelSource, read_outline
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.devices import Gpu
 from assay.plan.memory import MemoryPlan, plan_memory
+from assay.session.assemble import choose_algorithm
+from assay.training.preference import choose_preference
 
 # An H100 reached 790 of the 989 TFLOP/s of its data sheet in a large matrix product.
 # An H100 reached 2,946 of the 3,350 GB/s of its data sheet in a copy of memory.
@@ -224,12 +225,10 @@ def _variant(
 def _needs(config: TrainConfig) -> tuple[bool, bool]:
     """Return (needs a reference, needs a critic) for the configured method."""
     if config.rl is not None:
-        settings = config.algorithm.model_dump(exclude={"name"})
-        row = algorithm(config.algorithm.name, **settings, max_tokens=config.longest_completion)
+        row = choose_algorithm(config)
         return row.kl_weight > 0, row.has_critic
     if config.preference is not None:
-        settings = config.preference
-        return preference(settings.method).needs_reference, False
+        return choose_preference(config.preference).needs_reference, False
     return False, False
 
 
