@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -27,6 +27,9 @@ ACCELERATOR = 16
 _TORCH = f"torch {torch.__version__}"
 # Noise of a measurement: a rate counts as slower only below this share of the other rate.
 NOISE = 0.8
+# Rates of this process that were not cached in the state folder. One command asks for rates several
+# times, and a measurement takes a quarter of a second.
+_unsaved: dict[str, dict[str, float]] = {}
 
 
 def best_seconds(
@@ -89,8 +92,12 @@ def product_rate(
     return 2 * rows * inner * columns / min(times_taken)
 
 
+@cache
 def memory_rate(device: str = "cpu") -> float:
-    """Return the bytes per second that a large copy reads and writes."""
+    """Return the bytes per second that a large copy reads and writes.
+
+    The rate is measured once per process.
+    """
     size = COPIED_BYTES if device == "cpu" else ACCELERATOR * COPIED_BYTES
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -109,8 +116,8 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
     these rates are reliable).
 
     A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
-    reliable, and not cached unless they are higher than the cached rates. measure: measure again
-    and return the higher rate of each type.
+    reliable, and only cached for this process unless they are higher than the cached rates.
+    measure: measure again and return the higher rate of each type.
     """
     if device != "cpu":
         return {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}, True
@@ -124,13 +131,17 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
     cached = _rates_in(entries.get(key))
     if cached is not None and not measure:
         return cached, True
+    if not measure and key in _unsaved:
+        return _unsaved[key], False
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
         # Other processes only slow a measurement down, so the higher rate is more accurate.
         # The load average lags by a minute, so a cached rate may stem from a busy moment.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
-        return found, False
+        earlier = _unsaved.get(key, found)
+        _unsaved[key] = {name: max(rate, earlier[name]) for name, rate in found.items()}
+        return _unsaved[key], False
     if path is not None and found != cached:
         # If the state folder is read-only, the next run measures the rates again.
         with suppress(OSError):

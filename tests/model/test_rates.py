@@ -26,6 +26,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fake_rates(monkeypatch: pytest.MonkeyPatch, bfloat16: float, float32: float = 152e9) -> None:
     found = {torch.bfloat16: bfloat16, torch.float32: float32}
     monkeypatch.setattr(rates, "product_rate", lambda dtype, device: found[dtype])
+    monkeypatch.setattr(rates, "_unsaved", {})
 
 
 def test_a_slow_type_is_told_with_both_rates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +86,15 @@ def test_cached_rates_of_a_busy_machine_are_measured_again_before_a_warning(
     assert slow_type(torch.bfloat16, CPU) is None
     fake_rates(monkeypatch, 18.8e9)
     assert rates.rates_here("cpu", measure=True) == ({"float32": 152e9, "bfloat16": 795e9}, True)
+
+
+@pytest.mark.usefixtures("own_state")
+def test_a_busy_machine_is_measured_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_rates(monkeypatch, 18.8e9)
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 0.0, 0.0))
+    found = rates.rates_here()
+    monkeypatch.setattr(rates, "product_rate", lambda *_: pytest.fail("measured again"))
+    assert rates.rates_here() == found == ({"float32": 152e9, "bfloat16": 18.8e9}, False)
 
 
 @pytest.mark.parametrize(
