@@ -123,12 +123,12 @@ class Expected:
         if self.hours < 0.1:
             return "a few minutes"
         minutes = 60 * self.hours
-        found = f"{minutes:.0f} minutes" if minutes < 100 else f"{self.hours:.2g} hours"
+        found = f"{minutes:.0f} minutes" if minutes < 100 else f"{two_digits(self.hours)} hours"
         return f"at most about {found}"
 
     def __str__(self) -> str:
-        parts = f"{self.num_steps} steps of {self.step.total:.2g} s"
-        parts += f", evaluations {self.evaluations / 3600:.2g} hours" if self.evaluations else ""
+        parts = f"{self.num_steps} steps of {two_digits(self.step.total)} s"
+        parts += f", evaluations {two_digits(self.evaluations / 3600)} hours" if self.evaluations else ""
         return f"{self.shown} ({parts})"
 
     @property
@@ -137,9 +137,14 @@ class Expected:
         if self.hours <= LONG_HOURS:
             return None
         return (
-            f"the run may take {self.hours:.2g} hours, more than {LONG_HOURS:g}: lower {self.keys},"
+            f"the run may take {two_digits(self.hours)} hours, more than {LONG_HOURS:g}: lower {self.keys},"
             " take a smaller model, or end it in time with run.max_minutes"
         )
+
+
+def two_digits(value: float) -> str:
+    """Format a number with two significant digits and without an exponent, such as 0.14 or 1,200."""
+    return f"{float(f'{value:.2g}'):,.12g}"
 
 
 def expect(

@@ -8,7 +8,7 @@ import pytest
 
 from assay.config import TrainConfig, parse
 from assay.plan import arithmetic
-from assay.plan.arithmetic import MachineRates, expect, units_from_rates
+from assay.plan.arithmetic import MachineRates, expect, two_digits, units_from_rates
 from assay.plan.step_seconds import GivenWork, UnitSeconds
 from assay.testing import tiny_model
 
@@ -80,3 +80,11 @@ def test_given_rows_are_learned_and_scored() -> None:
     assert found.step.total == pytest.approx(2 + 1000 * 0.01) and found.step.once == 20
     assert found.hours == pytest.approx((5 * 12 + 20) / 3600)
     assert expect(parse(pairs), UNITS, 10) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(102.4, "100"), (0.1388, "0.14"), (1234.0, "1,200"), (6.0, "6"), (99.6, "100")],
+)
+def test_long_durations_have_no_exponent(value: float, text: str) -> None:
+    assert two_digits(value) == text
