@@ -128,7 +128,8 @@ class Expected:
 
     def __str__(self) -> str:
         parts = f"{self.num_steps} steps of {two_digits(self.step.total)} s"
-        parts += f", evaluations {two_digits(self.evaluations / 3600)} hours" if self.evaluations else ""
+        if self.evaluations:
+            parts += f", evaluations {two_digits(self.evaluations / 3600)} hours"
         return f"{self.shown} ({parts})"
 
     @property
@@ -137,13 +138,13 @@ class Expected:
         if self.hours <= LONG_HOURS:
             return None
         return (
-            f"the run may take {two_digits(self.hours)} hours, more than {LONG_HOURS:g}: lower {self.keys},"
-            " take a smaller model, or end it in time with run.max_minutes"
+            f"the run may take {two_digits(self.hours)} hours, more than {LONG_HOURS:g}: lower"
+            f" {self.keys}, take a smaller model, or end it in time with run.max_minutes"
         )
 
 
 def two_digits(value: float) -> str:
-    """Format a number with two significant digits and without an exponent, such as 0.14 or 1,200."""
+    """Format a number with two significant digits and no exponent, such as 0.14 or 1,200."""
     return f"{float(f'{value:.2g}'):,.12g}"
 
 
