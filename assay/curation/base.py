@@ -13,6 +13,8 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from pydantic import BaseModel
+
 from assay.config import field_help, holds_text, read_section
 from assay.config.toml_text import apply_override
 from assay.curation.output import ROWS, Manifest, Output, StageSettings
@@ -130,8 +132,12 @@ def describe_stages() -> str:
 
 def describe_settings(name: str) -> str:
     """Return the description of a data transform, with one paragraph per setting."""
-    stage = find_stage(name)
-    parts = [inspect.cleandoc(stage.settings.__doc__ or "")]
-    for key, kind, default, text in field_help(stage.settings):
+    return described(find_stage(name).settings)
+
+
+def described(settings: type[BaseModel]) -> str:
+    """Return the docstring of a settings model, with one paragraph per setting."""
+    parts = [inspect.cleandoc(settings.__doc__ or "")]
+    for key, kind, default, text in field_help(settings):
         parts.append(f"{key}: {kind}; default: {default}\n{indent(text, '    ')}")
     return "\n\n".join(parts)

@@ -6,17 +6,7 @@ every row, so GPQA options are reordered by a hash of their texts. The verifier 
 rows and accepts the answers of all annotators. The verifier ``function_calls`` judges BFCL rows.
 BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the questions.
 
-Keys of a row in the published format of each benchmark:
-
-    {"question", "choices": [...], "answer": 2, "subject"}                        MMLU
-    {"question", "options": [...], "answer": "C", "answer_index": 2, "category"}  MMLU-Pro
-    {"question", "choices": {"text": [...], "label": [...]}, "answerKey"}         ARC
-    {"Question", "Correct Answer", "Incorrect Answer 1", ..., "Subdomain"}        GPQA
-    {"problem", "answer", "subject", "level", "unique_id"}                        MATH-500
-    {"ID", "Problem", "Solution", "Answer"}, {"Question", "Answer", ...}          AIME
-    {"problem", "answer", "metadata": "{'topic': ...}"}                           SimpleQA
-    {"passage", "question", "answers_spans" | "answer", "validated_answers"}      DROP
-    {"question": [messages], "function": [...], "ground_truth": [...]}            BFCL
+`assay.data.forms` has the keys of each format.
 """
 
 from __future__ import annotations
@@ -40,37 +30,67 @@ ASKS_CALLS = (
     ' [{"name": "the function", "arguments": {"parameter": "value"}}]. Where no function serves, or'
     " a value that is needed is missing, say so without a call."
 )
+ASKS_GRID = "Answer with one JSON object in exactly this form, with the values in place of ..."
 _CAPITALS = ("ID", "Problem", "Question", "Solution", "Answer", "Year")
 _WRONG = tuple(f"Incorrect Answer {n}" for n in (1, 2, 3))
 _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 
-def read_benchmark_form(row: dict[str, Any], where: str) -> None:
-    """Convert a row in place if the row has the format of a known benchmark."""
-    # A row's format is recognized by keys that no other format has.
-    # GPQA is tested before AIME, since the rows of both have the key "Question".
-    if "Question" in row and "Correct Answer" in row:
-        _read_gpqa(row, where)
-    elif "passage" in row and any(
-        isinstance(row.get(key), Mapping) for key in ("answers_spans", "answer")
-    ):
-        _read_drop(row, where)
-    elif "question" in row and isinstance(row.get("function"), list | tuple | Mapping):
-        _read_bfcl(row, where)
-    elif ("Problem" in row or "Question" in row) and "Answer" in row:
-        for name in _CAPITALS:
-            if name in row:
-                row[name.lower()] = row.pop(name)
-    elif isinstance(question := row.get("question"), str) and "prompt" not in row:
-        _read_options(row, question, where)
-    elif "problem" in row and (topic := _TOPIC.search(str(row.get("metadata", "")))):
-        _tag(row, topic[1])
-    if "problem" in row and "unique_id" in row:
-        row.setdefault("id", row.pop("unique_id"))
-        _tag(row, row.pop("subject", None))
+def is_drop(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the answers of DROP's annotators."""
+    return any(isinstance(row.get(key), Mapping) for key in ("answers_spans", "answer"))
 
 
-def _read_gpqa(row: dict[str, Any], where: str) -> None:
+def is_bfcl(row: Mapping[str, Any]) -> bool:
+    """Whether a row offers functions."""
+    return isinstance(row.get("function"), list | tuple | Mapping)
+
+
+def is_arc(row: Mapping[str, Any]) -> bool:
+    """Whether a row's choices are labels and texts."""
+    return _asks(row) and isinstance(row.get("choices"), Mapping)
+
+
+def is_mmlu(row: Mapping[str, Any]) -> bool:
+    """Whether a row's answer is the index of one of its choices."""
+    return _asks(row) and _are_texts(row.get("choices")) and type(row.get("answer")) is int
+
+
+def is_mmlu_pro(row: Mapping[str, Any]) -> bool:
+    """Whether a row's answer is the index of one of its options."""
+    return _asks(row) and _are_texts(row.get("options")) and type(row["answer_index"]) is int
+
+
+def is_simpleqa(row: Mapping[str, Any]) -> bool:
+    """Whether a row's metadata name a topic."""
+    return _TOPIC.search(str(row.get("metadata", ""))) is not None
+
+
+def _asks(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("question"), str) and "prompt" not in row
+
+
+def read_aime(row: dict[str, Any], where: str) -> None:
+    """Convert the capitalized keys of AIME's rows."""
+    for name in _CAPITALS:
+        if name in row:
+            row[name.lower()] = row.pop(name)
+
+
+def read_simpleqa(row: dict[str, Any], where: str) -> None:
+    """Tag a SimpleQA row with its topic."""
+    topic = _TOPIC.search(str(row["metadata"]))
+    add_tags(row, topic and topic[1])
+
+
+def read_math_500(row: dict[str, Any], where: str) -> None:
+    """Tag a MATH-500 row with its subject, and use ``unique_id`` as the id."""
+    row.setdefault("id", row.pop("unique_id"))
+    add_tags(row, row.pop("subject", None))
+
+
+def read_gpqa(row: dict[str, Any], where: str) -> None:
+    """Convert a GPQA row, with its options in the order of a hash."""
     question, right = str(row["Question"]).strip(), str(row["Correct Answer"]).strip()
     options = [right, *(str(row[key]).strip() for key in _WRONG if key in row)]
     # The options are ordered by a hash, so that every run and machine shows the same order.
@@ -78,41 +98,91 @@ def _read_gpqa(row: dict[str, Any], where: str) -> None:
     kept = {key: row[key] for key in ("id", "verifier", "tags", "think") if key in row}
     if "Record ID" in row:
         kept.setdefault("id", row["Record ID"])
-    _tag(kept, row.get("High-level domain"), row.get("Subdomain"))
+    add_tags(kept, row.get("High-level domain"), row.get("Subdomain"))
     row.clear()
     row.update(kept)
-    _ask(row, question, dict(zip(ascii_uppercase, options, strict=False)), options.index(right))
+    ask(row, question, dict(zip(ascii_uppercase, options, strict=False)), options.index(right))
 
 
-def _read_options(row: dict[str, Any], question: str, where: str) -> None:
-    choices, options = row.get("choices"), row.get("options")
-    if isinstance(choices, Mapping) and "answerKey" in row:
-        labels, texts = (choices.get(key) for key in ("label", "text"))
-        if not _are_texts(labels) or not _are_texts(texts) or len(labels) != len(texts):
-            accepted = '{"text": [...], "label": [...]}, of the same length'
-            raise DataError(message(f"{where} choices", f"{choices!r:.80}", accepted))
-        key = row.pop("answerKey")
-        if key not in labels:
-            raise DataError(message(f"{where} answerKey", repr(key), f"one of {', '.join(labels)}"))
-        del row["choices"]
-        _ask(row, question, dict(zip(labels, texts, strict=True)), list(labels).index(key))
-    elif _are_texts(choices) and type(row.get("answer")) is int:
-        del row["choices"]
-        _tag(row, row.pop("subject", None))
-        _ask(row, question, _lettered(choices, row["answer"], where, "answer"), row["answer"])
-    elif _are_texts(options) and type(row.get("answer_index")) is int:
-        index = row.pop("answer_index")
-        # MMLU-Pro pads shorter lists of options with "N/A".
-        kept = [n for n, text in enumerate(options) if n == index or text != "N/A"]
-        texts = [options[n] for n in kept]
-        index = kept.index(index) if index in kept else index
-        if "question_id" in row:
-            row.setdefault("id", row.pop("question_id"))
-        _tag(row, row.pop("category", None))
-        _ask(row, question, _lettered(texts, index, where, "answer_index"), index)
+def read_arc(row: dict[str, Any], where: str) -> None:
+    """Convert an ARC row, whose own labels are kept."""
+    choices = row.pop("choices")
+    labels, texts = (choices.get(key) for key in ("label", "text"))
+    if not _are_texts(labels) or not _are_texts(texts) or len(labels) != len(texts):
+        accepted = '{"text": [...], "label": [...]}, of the same length'
+        raise DataError(message(f"{where} choices", f"{choices!r:.80}", accepted))
+    key = row.pop("answerKey")
+    if key not in labels:
+        raise DataError(message(f"{where} answerKey", repr(key), f"one of {', '.join(labels)}"))
+    ask(row, row["question"], dict(zip(labels, texts, strict=True)), list(labels).index(key))
 
 
-def _read_drop(row: dict[str, Any], where: str) -> None:
+def read_mmlu(row: dict[str, Any], where: str) -> None:
+    """Convert an MMLU row."""
+    options = _lettered(row.pop("choices"), row["answer"], where, "answer")
+    add_tags(row, row.pop("subject", None))
+    ask(row, row["question"], options, row["answer"])
+
+
+def read_mmlu_pro(row: dict[str, Any], where: str) -> None:
+    """Convert an MMLU-Pro row."""
+    options, index = row["options"], row.pop("answer_index")
+    # MMLU-Pro pads shorter lists of options with "N/A".
+    kept = [n for n, text in enumerate(options) if n == index or text != "N/A"]
+    texts = [options[n] for n in kept]
+    index = kept.index(index) if index in kept else index
+    if "question_id" in row:
+        row.setdefault("id", row.pop("question_id"))
+    add_tags(row, row.pop("category", None))
+    ask(row, row["question"], _lettered(texts, index, where, "answer_index"), index)
+
+
+def read_zebra_choices(row: dict[str, Any], where: str) -> None:
+    """Convert a multiple-choice row of ZebraLogic, whose answer is the text of a choice."""
+    choices, answer = row.pop("choices"), row["answer"]
+    if not _are_texts(choices) or answer not in choices:
+        accepted = f"one of {choices!r:.80} (the public rows hide it: take the private ones)"
+        raise DataError(message(f"{where} answer", repr(answer), accepted))
+    index = list(choices).index(answer)
+    text = f"{str(row.pop('puzzle')).strip()}\n\n{row.pop('question')}"
+    ask(row, text, _lettered(choices, index, where, "answer"), index)
+
+
+def read_zebra_grid(row: dict[str, Any], where: str) -> None:
+    """Convert a grid of ZebraLogic: the reply is a JSON object with one object per house."""
+    solution: Any = row.pop("solution")
+    try:
+        header, cells = solution["header"][1:], [[*map(str, one)][1:] for one in solution["rows"]]
+        houses = [dict(zip(header, one, strict=True)) for one in cells]
+    except (TypeError, KeyError, ValueError) as error:
+        accepted = '{"header": ["House", ...], "rows": [["1", ...], ...]}'
+        raise DataError(message(f"{where} solution", f"{solution!r:.80}", accepted)) from error
+    values = [value for house in houses for value in house.values()]
+    if not values or any(not value.strip("_ ") for value in values):
+        accepted = "the values of every house (the public rows hide them: take the private ones)"
+        raise DataError(message(f"{where} solution", "blanks", accepted))
+    names = [f"House {number}" for number in range(1, len(houses) + 1)]
+    shown = json.dumps({name: dict.fromkeys(header, "...") for name in names})
+    row["prompt"] = f"{str(row.pop('puzzle')).strip()}\n\n{ASKS_GRID}\n{shown}"
+    row["schema"] = _objects(
+        {
+            name: _objects({key: _spelled(value) for key, value in house.items()})
+            for name, house in zip(names, houses, strict=True)
+        }
+    )
+    row.setdefault("verifier", "json_schema")
+
+
+def _objects(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "required": [*properties]}
+
+
+def _spelled(value: str) -> dict[str, Any]:
+    # As in the public scorer, neither the case nor spaces around a value matter.
+    return {"type": "string", "pattern": rf"(?i)\A\s*{re.escape(value.strip())}\s*\Z"}
+
+
+def read_drop(row: dict[str, Any], where: str) -> None:
     """Convert a DROP row, with the answers of all annotators.
 
     The flat list ``answers_spans`` of a DROP row contains the spans of a single answer.
@@ -170,7 +240,7 @@ def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
     return [" ".join(words.split())] if words.strip() else []
 
 
-def _read_bfcl(row: dict[str, Any], where: str) -> None:
+def read_bfcl(row: dict[str, Any], where: str) -> None:
     """Convert a BFCL row: the function schemas become a system message before the conversation."""
     turns: Any = row.pop("question")
     if isinstance(turns, str):
@@ -184,12 +254,17 @@ def _read_bfcl(row: dict[str, Any], where: str) -> None:
         found, remedy = f"{len(turns)} turns", "remove the multi-turn categories"
         raise DataError(message(f"{where} question", found, "one turn", remedy))
     functions = row["function"]
-    row["function"] = functions = [functions] if isinstance(functions, Mapping) else functions
-    shown = "\n".join(json.dumps(one, ensure_ascii=False) for one in functions)
-    asked, system = list(turns[0]), f"{ASKS_CALLS}\n\n{shown}"
-    if asked and asked[0].get("role") == "system":
-        system = f"{asked.pop(0)['content']}\n\n{system}"
-    row["prompt"] = [{"role": "system", "content": system}, *asked]
+    row["function"] = [functions] if isinstance(functions, Mapping) else functions
+    ask_for_calls(row, list(turns[0]))
+
+
+def ask_for_calls(row: dict[str, Any], turns: list[Any]) -> None:
+    """Set the prompt: a system message that shows the row's functions, and the turns."""
+    shown = "\n".join(json.dumps(one, ensure_ascii=False) for one in row["function"])
+    system = f"{ASKS_CALLS}\n\n{shown}"
+    if turns and turns[0].get("role") == "system":
+        system = f"{turns.pop(0)['content']}\n\n{system}"
+    row["prompt"] = [{"role": "system", "content": system}, *turns]
     row.setdefault("verifier", "function_calls")
 
 
@@ -208,14 +283,15 @@ def _lettered(texts: Sequence[str], index: int, where: str, key: str) -> dict[st
     return dict(zip(ascii_uppercase, texts, strict=False))
 
 
-def _ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: int) -> None:
+def ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: int) -> None:
+    """Set the question, with its options under labels, and the label of the right option."""
     shown = "\n".join(f"{label}. {text}" for label, text in options.items())
     row["question"] = f"{question.strip()}\n\n{shown}\n\n{ASKS}"
     row |= {"options": dict(options), "answer": [*options][right]}
     row.setdefault("verifier", "choice")
 
 
-def _tag(row: dict[str, Any], *tags: Any) -> None:
+def add_tags(row: dict[str, Any], *tags: Any) -> None:
     """Append tags to the row's tags; values that are not text are ignored."""
     new = [tag for tag in tags if isinstance(tag, str) and tag]
     if new:

@@ -1,58 +1,45 @@
 """Convert programming problems of public data sets to rows with ``prompt`` and ``tests``.
 
-The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``.
-
-Keys of a row in the published format of each data set:
-
-    {"text", "test_list", "test_setup_code", "challenge_test_list"}      MBPP
-    {"prompt", "entry_point", "test"}                                    HumanEval
-    {"problem", "inputs", "outputs"}                                     CodeContests
-    {"question", "input_output", "solutions", "starter_code"}            APPS, TACO
+The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``. The
+prompts of MBPP show the listed tests, as in the MBPP paper, and MBPP's challenge tests are hidden.
+Prompts of HumanEval, CodeContests, APPS and TACO show no tests. `assay.data.forms` has the keys of
+each format.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from assay.errors import DataError, message
 
-
-def read_code_form(row: dict[str, Any], where: str) -> None:
-    """Convert a row of a known format in place; rows of other formats are unchanged.
-
-    MBPP's listed tests are shown in the prompt, as in the MBPP paper, and MBPP's challenge tests
-    are hidden. Prompts of HumanEval, CodeContests, APPS and TACO show no tests.
-    """
-    if "tests" in row:
-        return
-    if isinstance(row.get("input_output"), (str, Mapping)):
-        _read_apps(row, where)
-    elif isinstance(row.get("text"), str) and isinstance(row.get("test_list"), (list, tuple)):
-        _read_mbpp(row)
-    elif isinstance(row.get("test"), str) and isinstance(row.get("entry_point"), str):
-        # HumanEval's prompt is the head of the program: imports, signature and docstring.
-        # A completion may contain only the body, so the verifier also needs the head.
-        row["tests"] = [{"check": row.pop("test")}]
-        if isinstance(row.get("prompt"), str):
-            row["prompt_code"] = row["prompt"]
-    elif isinstance(row.get("inputs"), (list, tuple)) and isinstance(
-        row.get("outputs"), (list, tuple)
-    ):
-        inputs, outputs = row.pop("inputs"), row.pop("outputs")
-        if len(inputs) != len(outputs):
-            found = f"{len(inputs)} inputs and {len(outputs)} outputs"
-            raise DataError(message(where, found, "as many inputs as outputs"))
-        row["tests"] = [
-            {"stdin": stdin, "stdout": stdout}
-            for stdin, stdout in zip(inputs, outputs, strict=True)
-        ]
-    if "task_id" in row and "id" not in row:
-        row["id"] = row.pop("task_id")
+_ACCEPTED_TESTS = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
 
 
-def _read_mbpp(row: dict[str, Any]) -> None:
+def read_humaneval(row: dict[str, Any], where: str) -> None:
+    """Convert a HumanEval row."""
+    # HumanEval's prompt is the head of the program: imports, signature and docstring.
+    # A completion may contain only the body, so the verifier also needs the head.
+    row["tests"] = [{"check": row.pop("test")}]
+    if isinstance(row.get("prompt"), str):
+        row["prompt_code"] = row["prompt"]
+
+
+def read_code_contests(row: dict[str, Any], where: str) -> None:
+    """Convert a row with lists of inputs and outputs."""
+    inputs, outputs = row.pop("inputs"), row.pop("outputs")
+    if len(inputs) != len(outputs):
+        found = f"{len(inputs)} inputs and {len(outputs)} outputs"
+        raise DataError(message(where, found, "as many inputs as outputs"))
+    row["tests"] = [
+        {"stdin": stdin, "stdout": stdout} for stdin, stdout in zip(inputs, outputs, strict=True)
+    ]
+
+
+def read_mbpp(row: dict[str, Any], where: str) -> None:
+    """Convert an MBPP row."""
     # Some tests of MBPP have Windows line ends.
     shown = [str(test).replace("\r\n", "\n") for test in row.pop("test_list")]
     text = row.pop("text").strip()
@@ -64,26 +51,38 @@ def _read_mbpp(row: dict[str, Any]) -> None:
         row["setup"] = setup
 
 
-def _read_apps(row: dict[str, Any], where: str) -> None:
-    """Convert the key ``input_output`` to tests of a program or of the function ``fn_name``.
-
-    Programs read standard input. In most APPS rows that test a function, each output is a list that
-    contains only the return value; this list is removed.
-    """
-    tests = row.pop("input_output")
+def read_apps(row: dict[str, Any], where: str) -> None:
+    """Convert an APPS or TACO row."""
     if "problem_id" in row:
         row.setdefault("id", row["problem_id"])
+    put_tests(row, row.pop("input_output"), f"{where} input_output")
+    # TACO writes limits as text, such as "2.0 seconds", under keys of the verifier's own limits.
+    # The limits are those of a contest's machine, for programs in any language.
+    for key in ("time_limit", "memory_limit"):
+        if isinstance(row.get(key), str):
+            del row[key]
+    # TACO writes lists as the text of a Python literal: "['Data structures', 'Hashing']".
+    if isinstance(tags := row.get("tags"), str):
+        row["tags"] = listed_text(tags)
+
+
+def put_tests(row: dict[str, Any], tests: Any, place: str) -> None:
+    """Set ``tests`` of a row from ``{"inputs", "outputs", "fn_name"}``, parsed or as JSON.
+
+    Tests with ``fn_name`` call this function; other tests are programs that read standard input. In
+    most APPS rows that test a function, each output is a list that contains only the return value;
+    this list is removed. place: location of the tests, for error messages.
+    """
     try:
         tests = json.loads(tests) if isinstance(tests, str) else tests
         name, inputs, outputs = tests.get("fn_name"), [*tests["inputs"]], [*tests["outputs"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         name, inputs, outputs = None, [], []
     if not inputs or len(inputs) != len(outputs):
-        accepted = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
-        raise DataError(message(f"{where} input_output", f"{tests!r:.80}", accepted))
+        raise DataError(message(place, f"{tests!r:.80}", _ACCEPTED_TESTS))
     if name is None:
         row["tests"] = [
-            {"stdin": _text(given), "stdout": _text(answer)}
+            {"stdin": lines(given), "stdout": lines(answer)}
             for given, answer in zip(inputs, outputs, strict=True)
         ]
         return
@@ -93,9 +92,24 @@ def _read_apps(row: dict[str, Any], where: str) -> None:
         outputs = [answer[0] for answer in outputs]
     pairs = zip(inputs, outputs, strict=True)
     row["tests"] = [{"args": args, "expected": answer} for args, answer in pairs]
-    in_class = "class Solution" in str(row.get("starter_code", ""))
-    row["entry_point"] = f"Solution().{name}" if in_class else name
+    row["entry_point"] = entry_point(name, row.get("starter_code"))
 
 
-def _text(lines: Any) -> str:
-    return "\n".join(map(str, lines)) if isinstance(lines, list) else str(lines)
+def entry_point(name: str, starter_code: Any) -> str:
+    """Return the function under test: a method if the starter code has the class ``Solution``."""
+    return f"Solution().{name}" if "class Solution" in str(starter_code or "") else name
+
+
+def listed_text(text: str) -> list[str]:
+    """Return the texts of a Python list literal; a text that is no such list is the only one."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return [text]
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    return [one for one in value if isinstance(one, str)] if many else [text]
+
+
+def lines(text: Any) -> str:
+    """Return a test's text; a list of lines is joined."""
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)

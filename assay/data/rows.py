@@ -1,10 +1,8 @@
 """Row formats of problems, and conversion of rows to problems.
 
-`assay.data.code_rows` supports formats of programming problems, and `assay.data.benchmark_rows`
-supports formats of benchmarks. A key with the value ``null`` counts as absent. Row keys without a
-meaning in the row's format become part of the problem's spec, which the policy never sees.
-
-This module supports rows with these keys:
+`assay.data.forms` has the published forms, and this module reads Assay's own form, GSM8K and MATH.
+A key with the value ``null`` counts as absent. Row keys without a meaning in the row's form become
+part of the problem's spec, which the policy never sees.
 
     {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
      "effort"}                                               Assay
@@ -18,8 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from assay.data.benchmark_rows import read_benchmark_form
-from assay.data.code_rows import read_code_form
+from assay.data.forms import nearest_form, read_form
 from assay.errors import DataError, message, slip_of
 from assay.types import Message, Problem, ThinkMode
 
@@ -42,8 +39,10 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
     if isinstance(row, Problem):
         return _read_finished(row, where)
     spec = copy_row(row, where)
-    read_code_form(spec, where)
-    read_benchmark_form(spec, where)
+    read_form(spec, where)
+    if advice := "" if any(key in spec for key in PROMPT_KEYS) else nearest_form(spec):
+        found = f"none among: {', '.join(map(str, spec))}"
+        raise DataError(message(f"{where} prompt", found, _PROMPT_FORMS, advice))
     key = key_among(PROMPT_KEYS, spec, where, _PROMPT_FORMS)
     prompt = read_prompt(spec.pop(key), where, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":

@@ -36,6 +36,7 @@ from assay.init.detection import (
     fitting_verifier,
     look_at_model,
     look_at_rows,
+    verifier_of_form,
 )
 from assay.init.draft import Draft
 from assay.init.holdout import split_rows
@@ -266,7 +267,7 @@ def _choose_verifier(
     if verifier is None and draft.file.stem and rows.sources != ("rows.jsonl",):
         service = VerifierService("think_format")
         try:
-            fitting = fitting_verifier(problems, service)
+            fitting = fitting_verifier(problems, service, verifier_of_form(rows.sources[0]))
         finally:
             service.close()
     if fitting is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.config import DataConfig
 from assay.data.chat import PromptRenderer
+from assay.data.forms import recognize
 from assay.data.sources import open_source
 from assay.errors import DataError, ModelError, VerifierError, cause, message
 from assay.model.adapters import ADAPTER_FILE, base_of
@@ -84,10 +85,22 @@ def look_at_rows(sources: Sequence[str], load: Callable[..., Sequence[Any]]) -> 
 
 def columns_of(source: str) -> tuple[str, ...]:
     """Return the keys of a source's first row; empty if the row is not a JSON object."""
+    return tuple(_first_row(source))
+
+
+def verifier_of_form(source: str) -> str:
+    """Return the verifier of the published form of a source's first row; "" if several judge it."""
+    form = recognize(_first_row(source))
+    # A judge needs an endpoint, which no row names.
+    known = form is not None and "," not in form.verifier and form.verifier not in ("any", "judge")
+    return form.verifier if form is not None and known else ""
+
+
+def _first_row(source: str) -> dict[str, Any]:
     opened = open_source(source)
     for _, number, raw in islice(opened.scan(), 1):
         row = opened.parse(raw, f"{source}:{number}")
-        return tuple(row) if isinstance(row, dict) else ()
+        return row if isinstance(row, dict) else {}
     raise DataError(message(source, "no rows", "at least one"))
 
 
@@ -118,8 +131,13 @@ def check_verifier(expression: str, problems: Sequence[Problem]) -> None:
             service.check_problem(problem)
 
 
-def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> str | None:
-    """Return the built-in verifier that fits all problems; None if the choice is unclear."""
+def fitting_verifier(
+    problems: Sequence[Problem], service: VerifierService, of_form: str = ""
+) -> str | None:
+    """Return the built-in verifier that fits all problems; None if the choice is unclear.
+
+    of_form: verifier of the rows' published form, used if no other verifier is certain.
+    """
     # Each of these verifiers requires row keys that no other verifier reads.
     # If one of these verifiers fits the rows, no other verifier is possible.
     certain = ("code", "instructions", "gym", "countdown", "json_schema")
@@ -130,7 +148,8 @@ def fitting_verifier(problems: Sequence[Problem], service: VerifierService) -> s
     # The verifier `math` would parse text as formulas, so all answers must be numbers.
     if all(map(_NUMBER.fullmatch, answers)):
         return "math"
-    return "choice" if _can_judge("choice", problems, service) else None
+    likely = (of_form, "choice") if of_form else ("choice",)
+    return next((name for name in likely if _can_judge(name, problems, service)), None)
 
 
 def _can_judge(name: str, problems: Sequence[Problem], service: VerifierService) -> bool:

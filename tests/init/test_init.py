@@ -97,6 +97,7 @@ def test_the_reward_reads_the_row_s_answer(model: str) -> None:
         ({"question": "2+2?", "answer": "so 4\n#### 4"}, "math"),
         ({"prompt": "2+2?", "answer": 4}, "math"),
         ({"problem": "Half of 1?", "answer": "1/2"}, "math"),
+        ({"problem": "The root of 2?", "answer": "\\sqrt{2}"}, "math"),
         ({"prompt": "A or B?", "answer": "B"}, "choice"),
         ({"prompt": "Add.", "tests": [{"assert": "add(1, 2) == 3"}]}, "code"),
         ({"prompt": "Say hi.", "answer": "hi there"}, "my_reward:reward"),

@@ -1,0 +1,305 @@
+"""Convert rows of LiveCodeBench, Open-R1 Codeforces, KodCode and SWE-bench.
+
+LiveCodeBench encodes its private tests: base64 of zlib of a pickled text, which is JSON. The pickle
+is never executed. Its opcodes are read one by one, and a pickle with anything but one text is
+refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import binascii
+import json
+import pickletools
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.data.benchmark_rows import add_tags
+from assay.data.code_rows import entry_point
+from assay.errors import DataError, message
+
+# Maximum bytes of decompressed private tests. The largest published ones take about 100 MB.
+MAX_DECODED = 256 * 2**20
+# Opcodes of a pickle of one text, in all protocols of Python 3.
+_TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
+_OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
+_PRIVATE = "a JSON list of tests, or base64 of zlib of a pickled text with such a list"
+
+
+def read_live_code_bench(row: dict[str, Any], where: str) -> None:
+    """Convert a LiveCodeBench row. The private tests become hidden tests."""
+    text = str(row.pop("question_content")).strip()
+    starter = row.get("starter_code") or ""
+    if starter:
+        text += f"\n\nComplete this code:\n```python\n{starter.rstrip()}\n```"
+    else:
+        text += "\n\nWrite a Python program that reads standard input and prints the answer."
+    metadata = row.pop("metadata", None)
+    name = _parsed(metadata, "{}", f"{where} metadata").get("func_name") if metadata else None
+    if name:
+        row["entry_point"] = entry_point(name, starter)
+    place = f"{where} public_test_cases"
+    shown = _parsed(row.pop("public_test_cases"), "[]", place)
+    row["tests"] = [_test(one, name, place) for one in shown]
+    place = f"{where} private_test_cases"
+    if hidden := row.pop("private_test_cases", None):
+        row["hidden_tests"] = [_test(one, name, place) for one in _private(hidden, place)]
+    row["prompt"] = text
+    if "question_id" in row:
+        row.setdefault("id", row.pop("question_id"))
+    add_tags(row, row.pop("platform", None), row.pop("difficulty", None))
+
+
+def _parsed(value: Any, empty: str, place: str) -> Any:
+    """Parse JSON text of the type of ``empty``; values of this type are returned."""
+    kind = type(json.loads(empty))
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise DataError(message(place, f"{value!r:.80}", f"JSON like {empty}"))
+    return found
+
+
+def _private(value: Any, place: str) -> Any:
+    """Return the private tests of a row, decoded without executing a pickle."""
+    if not isinstance(value, str) or value.lstrip()[:1] == "[":
+        return _parsed(value, "[]", place)
+    try:
+        packed = base64.b64decode(value, validate=True)
+        decoder = zlib.decompressobj()
+        data = decoder.decompress(packed, MAX_DECODED)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise DataError(message(place, f"{value!r:.60} ({error})", _PRIVATE)) from error
+    if not decoder.eof:
+        found = f"more than {MAX_DECODED:,} bytes of tests, or tests that are cut off"
+        raise DataError(message(place, found, _PRIVATE))
+    return _parsed(pickled_text(data, place), "[]", place)
+
+
+def pickled_text(data: bytes, place: str) -> str:
+    """Return the text in a pickle of one text; raises DataError for any other pickle.
+
+    `pickletools.genops` parses opcodes without executing any of them.
+    """
+    texts: list[str] = []
+    try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _TEXT_OPCODES and not texts:
+                texts.append(str(argument))
+            elif opcode.name not in _OTHER_OPCODES:
+                found = f"a pickle with the opcode {opcode.name}, which is not executed"
+                raise DataError(message(place, found, _PRIVATE))
+    except DataError:
+        raise
+    except Exception as error:  # genops raises various exceptions for damaged bytes
+        raise DataError(message(place, f"bytes that are no pickle ({error})", _PRIVATE)) from error
+    if not texts:
+        raise DataError(message(place, "a pickle without text", _PRIVATE))
+    return texts[0]
+
+
+def _test(test: Any, name: str | None, place: str) -> dict[str, Any]:
+    """Return one test of LiveCodeBench: of the function ``name``, or of a program."""
+    try:
+        given, expected = test["input"], test["output"]
+        if not name:
+            return {"stdin": given, "stdout": expected}
+        # Each line of the input is one argument.
+        args = [json.loads(line) for line in given.split("\n") if line.strip()]
+        return {"args": args, "expected": json.loads(expected)}
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        accepted = 'tests {"input", "output"}; those of a function are JSON, one argument a line'
+        raise DataError(message(place, f"{test!r:.80}", accepted)) from error
+
+
+def read_codeforces(row: dict[str, Any], where: str) -> None:
+    """Convert a row of Open-R1's Codeforces set. The official tests become hidden tests."""
+    for key, found in (
+        ("interaction_format", "an interactive problem"),
+        ("generated_checker", "a problem whose answers need the row's own checker program"),
+    ):
+        if row.get(key):
+            raise DataError(message(f"{where} {key}", found, "problems with one right output"))
+    if row.get("input_mode") not in (None, "stdio"):
+        raise DataError(message(f"{where} input_mode", repr(row["input_mode"]), "stdio"))
+    examples = row.pop("examples", None) or []
+    if "prompt" not in row:
+        row["prompt"] = _codeforces_prompt(row, examples)
+    for key in ("title", "description", "input_format", "output_format", "note", "editorial"):
+        row.pop(key, None)
+    place = f"{where} official_tests"
+    tests = [_test(one, None, place) for one in row.pop("official_tests") or ()]
+    if not tests:
+        raise DataError(message(place, "no test", 'tests {"input", "output"}'))
+    row["tests"] = [_test(one, None, f"{where} examples") for one in examples]
+    row["hidden_tests"] = [one for one in tests if one not in row["tests"]]
+    # The limits are those of a contest's machine, in seconds of a compiled program.
+    for key in ("time_limit", "memory_limit"):
+        row.pop(key, None)
+    if row.get("language") in (None, "python"):
+        row.pop("language", None)
+    else:
+        row.setdefault("verifier", "program")
+    if isinstance(row.get("tags"), list):
+        row["tags"] = [tag for tag in row["tags"] if isinstance(tag, str)]
+
+
+def _codeforces_prompt(row: Mapping[str, Any], examples: Sequence[Any]) -> str:
+    parts = [str(row.get("title") or "").strip(), str(row["description"]).strip()]
+    for key, name in (("input_format", "Input"), ("output_format", "Output"), ("note", "Note")):
+        if row.get(key):
+            parts.append(f"{name}\n{str(row[key]).strip()}")
+    for one in examples:
+        parts.append(
+            f"Example input\n{one['input'].strip()}\nExample output\n{one['output'].strip()}"
+        )
+    parts.append("Write a Python program that reads standard input and prints the answer.")
+    return "\n\n".join(filter(None, parts))
+
+
+def is_kodcode(row: Mapping[str, Any]) -> bool:
+    """Whether a row has pytest's tests of the module ``solution``."""
+    tests = row.get("test", row.get("test_code"))
+    return isinstance(tests, str) and "entry_point" not in row
+
+
+def read_kodcode(row: dict[str, Any], where: str) -> None:
+    """Convert a KodCode row: pytest's functions become one hidden test each."""
+    key = "test" if "test" in row else "test_code"
+    row["hidden_tests"] = pytest_tests(row.pop(key), f"{where} {key}")
+    row["tests"] = []
+    for info in row.pop("test_info", None) or ():
+        if isinstance(info, Mapping) and info.get("function_name"):
+            row.setdefault("entry_point", info["function_name"])
+    if "question_id" in row:
+        row.setdefault("id", row.pop("question_id"))
+    add_tags(row, row.pop("subset", None), row.pop("style", None))
+
+
+# What most tests use of pytest, for the sandbox, in which pytest is not installed.
+_PYTEST = """
+class pytest:
+    class raises:
+        def __init__(self, kind, match=None):
+            self.kind, self.match = kind, match
+        def __enter__(self):
+            return self
+        def __exit__(self, kind, value, trace):
+            import re
+            assert kind is not None, "nothing was raised"
+            self.value = value
+            found = self.match is None or re.search(self.match, str(value)) is not None
+            return issubclass(kind, self.kind) and found
+    class approx:
+        def __init__(self, expected, rel=1e-6, abs=1e-12):
+            self.expected, self.rel, self.abs = expected, rel, abs
+        def __eq__(self, found):
+            if isinstance(self.expected, (list, tuple)):
+                near = [pytest.approx(each, self.rel, self.abs) for each in self.expected]
+                return len(found) == len(near) and all(a == b for a, b in zip(found, near))
+            gap = max(self.rel * abs(self.expected), self.abs)
+            return abs(found - self.expected) <= gap
+"""
+_KNOWN_OF_PYTEST = ("raises", "approx", "mark")
+
+
+def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
+    """Split a pytest module into one test per test function, without imports of ``solution``.
+
+    Every other statement, such as a helper function, precedes each test. Raises DataError for code
+    that does not compile, has no test, or uses more of pytest than raises, approx and parametrize.
+    """
+    accepted = "test functions that use of pytest only raises, approx and parametrize"
+    try:
+        tree = ast.parse(source.replace("\r\n", "\n"))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise DataError(
+            message(place, f"code that does not compile ({error})", accepted)
+        ) from error
+    kept: list[ast.stmt] = []
+    tests: list[ast.FunctionDef] = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module == "solution":
+            if renamed := [one.name for one in node.names if one.asname]:
+                raise DataError(message(place, f"{renamed[0]} under another name", accepted))
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+            tests.append(node)
+        elif not _imports(node, "pytest") and not _calls_test(node):
+            kept.append(node)
+    if found := _unknown_use(tree):
+        raise DataError(message(place, found, accepted))
+    if not tests:
+        raise DataError(message(place, "no test function", accepted))
+    if any(isinstance(node, ast.Name) and node.id == "pytest" for node in ast.walk(tree)):
+        kept = [*ast.parse(_PYTEST).body, *kept]
+    return [{"assert": _one_test(kept, test, place, accepted)} for test in tests]
+
+
+def _imports(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.Import) and [one.name for one in node.names] == [name]
+
+
+def _calls_test(node: ast.stmt) -> bool:
+    """Whether a statement only calls a test function, as some test modules do at their end."""
+    match node:
+        case ast.Expr(ast.Call(ast.Name(name))):
+            return name.startswith("test")
+        case _:
+            return False
+
+
+def _unknown_use(tree: ast.Module) -> str:
+    """Return a use of pytest or of the module solution that no test here can have, or ""."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "solution":
+            return "code that uses the module solution"
+        if isinstance(node, ast.ImportFrom) and node.module == "pytest":
+            return "a part of pytest that is imported by name"
+        match node:
+            case ast.Attribute(ast.Name("pytest"), attr) if attr not in _KNOWN_OF_PYTEST:
+                return f"code that uses pytest.{attr}"
+            case _:
+                pass
+    return ""
+
+
+def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted: str) -> str:
+    """Return the code of one test function and of its calls."""
+    call = f"{test.name}()"
+    if test.decorator_list or test.args.args:
+        match test.decorator_list:
+            case [
+                ast.Call(ast.Attribute(ast.Attribute(attr="mark"), "parametrize"), [names, rows])
+            ]:
+                pass
+            case _:
+                found = f"{test.name} with fixtures or other marks"
+                raise DataError(message(place, found, accepted))
+        # A single name takes the value itself, and several names take a tuple.
+        one = isinstance(names, ast.Constant) and "," not in str(names.value)
+        call = f"for each in {ast.unparse(rows)}:\n    {test.name}({'each' if one else '*each'})"
+        test.decorator_list = []
+    return ast.unparse(ast.Module([*kept, test, *ast.parse(call).body], []))
+
+
+def read_swe(row: dict[str, Any], where: str) -> None:
+    """Convert an SWE-bench row that also has its tree; raises DataError for all other rows.
+
+    The tests of SWE-bench run in a checkout of the row's repository with the packages of that time,
+    which a row does not contain.
+    """
+    if "files" not in row or not (row.get("tests") or row.get("commands")):
+        found = f"{row['repo']} at {str(row['base_commit'])[:12]}, which the row does not contain"
+        accepted = "a row that also has files (path: text), and tests or commands"
+        remedy = "its patch cannot be judged without the repository and its environment"
+        raise DataError(message(f"{where} base_commit", found, accepted, remedy))
+    row["prompt"] = str(row.pop("problem_statement")).strip()
+    row.setdefault("id", row.pop("instance_id", None))
+    row.setdefault("verifier", "repository")
+    add_tags(row, row["repo"])
+    for key in ("repo", "base_commit"):
+        row.pop(key)

@@ -1,0 +1,152 @@
+"""Inspection: forms, refused rows with reasons, repeats, leaked answers and long prompts are counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stage_runs import rows_file
+
+from assay.cli import main
+from assay.curation.inspection import Inspection, SourceFacts, inspect_rows, settings_of
+from assay.errors import ConfigError, DataError
+from assay.testing import save_tiny_model
+
+LONG = "A farmer has twelve cows and sells four of them at the market for ninety dollars each"
+NUMINA = {"problem_type": "Algebra", "question_type": "open", "source": "made"}
+
+
+def inspected(inputs: list[str], **more: Any) -> Inspection:
+    return inspect_rows(settings_of({"inputs": inputs, **more}, []))
+
+
+def facts(tmp_path: Path, rows: list[dict[str, Any]], **more: Any) -> SourceFacts:
+    (found,) = inspected([rows_file(tmp_path / "rows.jsonl", rows)], **more).sources
+    return found
+
+
+def test_refused_rows_are_counted_by_reason(tmp_path: Path) -> None:
+    rows = [
+        {"problem": "What is 2+3?", "answer": "5", **NUMINA},
+        {"problem": "Show p.", "answer": "proof", **NUMINA},
+        {"problem": "Show q.", "answer": "notfound", **NUMINA},
+        {"problem": "No answer.", "answer": " ", **NUMINA},
+    ]
+    found = facts(tmp_path, rows)
+    assert (found.rows, found.usable, sum(found.refused.values())) == (4, 1, 3)
+    assert found.forms == {"NuminaMath-1.5, OpenR1-Math": 4} and found.verifiers == {"math": 1}
+    first, second = found.refused.most_common()
+    assert first[1] == 2 and "rows.jsonl:2 answer: found 'proof'" in first[0]
+    assert second[1] == 1 and "rows.jsonl:4 answer" in second[0]
+
+
+def test_broken_lines_and_a_spec_that_the_verifier_refuses_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "p", "answer": "7"}, {"prompt": "q"}]
+    file.write_text("\n".join([*map(json.dumps, rows), '{"prompt": ']))
+    (found,) = inspected([str(file)]).sources
+    assert (found.rows, found.usable) == (3, 1) and found.forms["not readable"] == 1
+    assert any("rows.jsonl:2 answer: missing" in text for text in found.refused)
+    assert any("rows.jsonl:3: found broken JSON" in text for text in found.refused)
+
+
+def test_repeats_leaks_and_heldout_questions_are_counted_across_sources(tmp_path: Path) -> None:
+    heldout = rows_file(
+        tmp_path / "held.jsonl", [{"prompt": text, "answer": "1"} for text in (LONG, "Why?")]
+    )
+    one = rows_file(
+        tmp_path / "one.jsonl",
+        [
+            {"prompt": "Is it 7 or 8?", "answer": "7"},
+            {"prompt": "is it 7 or 8", "answer": "7"},
+            {"prompt": "WHY", "answer": "2"},
+            {"prompt": f"{LONG} today", "answer": "3"},
+        ],
+    )  # fmt: skip
+    other = rows_file(tmp_path / "other.jsonl", [{"prompt": "Is it 7, or 8?", "answer": "1"}])
+    result = inspected([one, other], heldout=[heldout])
+    first, second = result.sources
+    assert (first.own_answer, first.repeats, first.heldout_same, first.heldout_near) == (2, 1, 1, 1)
+    assert (second.own_answer, second.repeats) == (0, 1)
+    assert "held-out questions: 1 repeated exactly, 1 nearly" in str(result)
+    plain = result.as_dict()
+    assert plain["sources"][0]["longest"] is None and plain["max_tokens"] is None
+    assert inspected([one]).as_dict()["sources"][0]["heldout_same"] is None
+
+
+def test_long_prompts_are_counted_with_the_models_tokenizer(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", max_positions=64)
+    rows = [{"prompt": "x" * 10, "answer": "1"}, {"prompt": "x" * 90, "answer": "1"}]
+    found = facts(tmp_path, rows, model=str(tmp_path / "model"))
+    assert found.too_long == 1 and found.longest >= 90
+    assert facts(tmp_path, rows, model=str(tmp_path / "model"), max_tokens=5).too_long == 2
+    with pytest.raises(DataError, match="max_tokens: found no model"):
+        facts(tmp_path, rows, max_tokens=5)
+
+
+def test_the_form_decides_on_the_verifier_unless_one_is_set(tmp_path: Path) -> None:
+    rows = [{"question": "Add.", "input_output": '{"inputs": ["1"], "outputs": ["2"]}'}]
+    assert facts(tmp_path, rows).verifiers == {"code": 1}
+    assert facts(tmp_path, rows, verifier="math").usable == 0
+
+
+def test_a_row_of_no_form_ends_the_command_with_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = rows_file(tmp_path / "rows.jsonl", [{"query": "q", "tools": "[]"}])
+    monkeypatch.setattr("sys.argv", ["assay", "data", "inspect", file])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert "nearest form: xLAM, which also has answers" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["rows.jsonl", "--json"], 0, '"usable": 1'),
+        (["rows.jsonl", "--heldout", "rows.jsonl"], 0, "held-out questions: 1 repeated exactly"),
+        ([], 0, "near_duplicate_overlap: "),
+        (["rows.jsonl", "--out", "there"], 2, "assay data inspect: writes nothing"),
+        (["rows.jsonl", "--set", "modle=x"], 2, "did you mean model"),
+        (["none.jsonl"], 2, "none.jsonl: found no such file"),
+    ],
+)
+def test_the_command(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    rows_file(tmp_path / "rows.jsonl", [{"prompt": "p", "answer": "7"}])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["assay", "data", "inspect", *arguments])
+    try:
+        main()
+        found = 0
+    except SystemExit as ended:
+        found = ended.code or 0
+    both = capsys.readouterr()
+    assert (found, said in both.out + both.err) == (code, True), both
+
+
+def test_options_of_inspect_are_refused_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["assay", "data", "tag", "rows.jsonl", "--model", "m"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (
+        ended.value.code == 2
+        and "--model is an option of `assay data inspect`" in capsys.readouterr().err
+    )
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="inputs"):
+        settings_of({}, ["model=m"])
