@@ -179,6 +179,17 @@ class TrainConfig(Section):
             return self.distill
         return self.rl
 
+    @property
+    def groups_a_step(self) -> tuple[int, str] | None:
+        """The most groups of an optimizer step, and the key that sets this number. None: steps
+        have a number of tokens."""
+        sizes = {"reward_model": "rows_per_step", "preference": "pairs_per_step"}
+        key = "num_prompts" if self.drawing is not None else sizes.get(self.stage)
+        if key is None:
+            return None
+        number = getattr(getattr(self, self.stage), key)
+        return number // (self.rl.num_minibatches if self.rl else 1), f"{self.stage}.{key}"
+
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
         """Raise ValueError, beginning with a key, for settings of two sections that conflict."""
@@ -401,7 +412,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = "none in a run of [reward_model], whose model is trained whole"
         yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
     yield from _clashes_of_teacher(config)
-    yield from config.scale.clashes(config.stage, config.drawing is not None)
+    yield from config.scale.clashes(config.stage, config.drawing is not None, config.groups_a_step)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:
@@ -434,11 +445,6 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
         if rl.max_group_size is not None:
             accepted = "none with curriculum.group_sizes, which fixes the size of a group"
             yield message("rl.max_group_size", rl.max_group_size, accepted)
-    most = rl.num_prompts // rl.num_minibatches
-    if config.scale.num_followers and (config.scale.learner_ranks or 1) > most:
-        accepted = f"at most {most}, the groups of an optimizer step"
-        remedy = "raise rl.num_prompts, or start fewer ranks"
-        yield message("scale.learner_ranks", config.scale.learner_ranks, accepted, remedy)
     if rl.oversample:
         yield from _clashes_of_oversample(config, rl.oversample)
     for _, temperature in rl.temperature_schedule:
@@ -472,9 +478,6 @@ def _clashes_of_teacher(config: TrainConfig) -> Iterator[str]:
         yield message("teacher.path", found, "none: only [distill] and [rl] ask one")
     if config.teacher is not None and config.teacher.url is not None:
         yield from _clashes_of_server(config)
-    if config.teacher is not None and config.scale.num_followers:
-        accepted = "1 with [teacher], which only one process queries"
-        yield message("scale.learner_ranks", config.scale.learner_ranks, accepted)
     if (number := config.scale.teacher_actors) is not None:
         if config.teacher is None or config.teacher.url is not None:
             yield message("scale.teacher_actors", number, "none without a teacher of teacher.path")

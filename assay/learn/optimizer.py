@@ -152,7 +152,7 @@ class Optimizer:
         Gradients that are not finite are dropped without a step.
         """
         learning_rate = self.learning_rate
-        gradients = self._summed()
+        gradients = self.summed_gradients()
         # The gradient norm is the only number of a step for which the host waits.
         norm = nn.utils.get_total_norm(gradients.values()).cpu()
         grad_norm = norm.item()
@@ -165,7 +165,7 @@ class Optimizer:
         self.zero_grad()
         return StepReport(grad_norm, learning_rate, skipped)
 
-    def _summed(self) -> dict[str, Tensor]:
+    def summed_gradients(self) -> dict[str, Tensor]:
         """Return the gradients, summed over the learner ranks."""
         own = self.gradients
         if not self.ranks.divides:

@@ -30,7 +30,18 @@ from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
 # Names of the learner methods that all ranks run together. All other methods run on rank 0 only.
-SHARED_CALLS = ("score_batch", "update", "load_state")
+SHARED_CALLS = (
+    "score_batch",
+    "update",
+    "load_state",
+    # Of the preference learner and the reward learner.
+    "logprobs",
+    "reference_logprobs",
+    "refresh_reference",
+    "load_reference",
+    "look",
+    "scores",
+)
 # Number of elements per parameter in the checksum of `PassesLearner.digest`.
 DIGESTED = 16
 

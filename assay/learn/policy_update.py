@@ -214,8 +214,9 @@ class PolicyUpdate:
         optimizer = self.passes.optimizer
         micro_batches = self.passes.split(self.batch, self._groups)
         masks = [self.advantages.mask_T[one.token_index_T] for one in micro_batches]
-        kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature)
-        found = optimizer.gradients
+        ranks = self.passes.ranks
+        kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature, ranks)
+        found = optimizer.summed_gradients()
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
         # The norm is for the log only: the trust region bounds the step, so nothing is clipped.
         norm = torch.nn.utils.get_total_norm(gradients).item()
@@ -224,9 +225,8 @@ class PolicyUpdate:
         def evaluate() -> tuple[float, float]:
             logprobs, entropies, distance = kl.look()
             looks = zip(micro_batches, logprobs, entropies, strict=True)
-            return sum(
-                self.loss_of(m)(new, entropy_T=e).loss.item() for m, new, e in looks
-            ), distance
+            own = sum(self.loss_of(m)(new, entropy_T=e).loss.item() for m, new, e in looks)
+            return sum(ranks.gather(own)), distance
 
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
         self.natural_steps.append(taken)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.config.preference import Preference
 from assay.learn.base import Update, step_metrics, to_floats
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.preference_losses import implicit_rewards, preference_loss, reference_point
+from assay.learn.ranks import Ranks
+from assay.learn.reference import Reference
 from assay.learn.rows import row_sums
 from assay.model.head import Gains
 from assay.model.layouts import fill
@@ -47,17 +50,37 @@ class PreferenceLearner(PassesLearner):
     over such a pair runs without gradient and yields the derivative of the loss by each
     log-probability. The second pass over such a pair trains the completions separately. Two passes
     give the same gradient as one pass, at a cost that is one third higher.
+
+    keep_reference: keep a copy of the initial policy, for `reference_logprobs`.
     """
 
-    def __init__(self, passes: Passes, row: Preference) -> None:
+    def __init__(self, passes: Passes, row: Preference, keep_reference: bool = False) -> None:
         super().__init__(passes)
         self.row = row
+        self.reference = Reference(passes.policy) if keep_reference else None
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch, model: nn.Module | None = None) -> Tensor:
-        """Return each completion's log-probability, [R] float64, under the policy or ``model``."""
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Return each completion's log-probability, [R] float64, under the policy."""
         with self.passes.open():
-            return sequence_logprobs(batch, self.passes.logprobs(batch, model))
+            return sequence_logprobs(batch, self.passes.logprobs(batch))
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Batch) -> Tensor:
+        """Return each completion's log-probability, [R] float64, under the reference."""
+        assert self.reference is not None
+        with self.passes.open():
+            return sequence_logprobs(batch, self.reference.logprobs(batch, self.passes))
+
+    def refresh_reference(self) -> None:
+        """Copy the current policy into the reference."""
+        assert self.reference is not None
+        self.reference.refresh()
+
+    def load_reference(self, folder: Path) -> None:
+        """Restore the reference of `Reference.save_state`, bit for bit. Raises RunError."""
+        assert self.reference is not None
+        self.reference.load_state(folder)
 
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
         """Take one optimizer step on the mean loss of these pairs.
@@ -76,6 +99,7 @@ class PreferenceLearner(PassesLearner):
                     task.loss(logprobs_R, micro_batch.row_index_R).backward()
             if apart:
                 self._learn_apart(batch, apart, task)
+            task.exchange(passes.ranks)
             report = passes.optimizer.step()
         return Update(task.metrics() | step_metrics([report]), self.policy_version)
 
@@ -86,6 +110,7 @@ class PreferenceLearner(PassesLearner):
             for micro_batch in self.clock.each(self.passes.split(pairs.batch), "held-out pairs"):
                 stats = self.passes.stats(micro_batch)
                 task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
+            task.exchange(self.passes.ranks)
             all_R = torch.arange(pairs.batch.num_rows, device=self.device)
             task.loss(task.logprobs_R, all_R)
         return task.metrics()
@@ -100,13 +125,17 @@ class PreferenceLearner(PassesLearner):
         return reference_point(self.logprobs(pairs.mismatched), pairs.mismatched_ref_logprobs_R)
 
     def _plan(self, batch: Batch) -> tuple[list[MicroBatch], list[int]]:
-        """Return micro-batches of whole groups, and the groups that exceed a micro-batch."""
+        """Return this rank's micro-batches of whole groups, and its groups that exceed a
+        micro-batch."""
         shape, most = batch.shape, self.passes.max_tokens
+        costs = shape.group_tokens(self.passes.layout).tolist()
+        mine = self.passes.ranks.share(range(batch.num_groups), costs)
         num_rows_P = np.bincount(shape.group_R, minlength=batch.num_groups)
         size_P = np.bincount(shape.group_R, weights=shape.length_R).astype(np.int64)
         size_P += shape.prompt_length_P * (1 if self.passes.layout == "tree" else num_rows_P)
         fits_P = (size_P <= most) | (num_rows_P == 1)
-        fitting = np.flatnonzero(fits_P)
+        is_mine_P = np.isin(np.arange(batch.num_groups), mine)
+        fitting = np.flatnonzero(fits_P & is_mine_P)
         # A limit above the whole batch makes each call of `split` return a single micro-batch.
         everything = int(size_P.sum()) + 1
         micro_batches = [
@@ -114,12 +143,13 @@ class PreferenceLearner(PassesLearner):
             for first, last in fill(size_P[fitting], most)
             for part in batch.split(everything, self.passes.layout, fitting[first:last].tolist())
         ]
-        return micro_batches, np.flatnonzero(~fits_P).tolist()
+        return micro_batches, np.flatnonzero(~fits_P & is_mine_P).tolist()
 
     def _learn_apart(self, batch: Batch, groups: list[int], task: _Task) -> None:
         """Accumulate the gradient of groups whose rows take separate passes."""
         passes = self.passes
-        parts = passes.split(batch, groups)
+        # The groups are this rank's already, so they are not divided again.
+        parts = batch.split(passes.max_tokens, passes.layout, groups)
         with torch.no_grad():
             for part in parts:
                 stats = passes.stats(part)
@@ -178,6 +208,12 @@ class _Task:
         self.strengths_R[index_R] = parts.strengths_R
         self.losses.append(torch.stack([parts.loss.detach(), parts.preference, parts.nll]))
         return parts.loss
+
+    def exchange(self, ranks: Ranks) -> None:
+        """Exchange the records among the ranks."""
+        # A rank's records are 0 at the completions of other ranks, so the sums are exact.
+        ranks.add([self.logprobs_R, self.strengths_R, self.entropy_T])
+        self.losses = ranks.concatenate(self.losses)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all recorded micro-batches."""

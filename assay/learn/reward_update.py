@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -41,7 +42,8 @@ class RewardLearner(PassesLearner):
         seen: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
         with self.clock.phase("update"), passes.open():
-            rows = [*micro_batches(groups, passes.max_tokens, passes.layout)]
+            mine = [groups[n] for n in self._mine(groups)]
+            rows = [*micro_batches(mine, passes.max_tokens, passes.layout)]
             for part in self.clock.each(rows, "update"):
                 batch = pack_scores(part, self.device)
                 with passes.recomputed():
@@ -51,6 +53,7 @@ class RewardLearner(PassesLearner):
                 losses.append(loss.detach())
                 seen.append((scores_M.detach(), batch.labels_M))
             report = passes.optimizer.step()
+        losses, seen = passes.ranks.concatenate(losses), passes.ranks.concatenate(seen)
         metrics = to_floats({"loss/total": torch.stack(losses).sum(), **self._facts(seen)})
         metrics["tokens/trained"] = float(sum(group.num_tokens(passes.layout) for group in groups))
         return Update(metrics | step_metrics([report]), self.policy_version)
@@ -59,13 +62,24 @@ class RewardLearner(PassesLearner):
     def scores(self, groups: Sequence[ScoredGroup]) -> list[Floats]:
         """Return the scores at each text's places, one array per text; for labels, log-odds."""
         found: list[Floats] = []
-        passes = self.passes
+        passes, mine = self.passes, self._mine(groups)
         with passes.open():
-            for part in micro_batches(groups, passes.max_tokens, passes.layout):
+            own = [groups[n] for n in mine]
+            for part in micro_batches(own, passes.max_tokens, passes.layout):
                 scores_M = self._scores(pack_scores(part, self.device), learns=False)
                 counts = [len(text.places) for group in part for text in group.texts]
                 found += np.split(scores_M.cpu().numpy(), np.cumsum(counts)[:-1])
-        return found
+        texts = iter(found)
+        scored = [(n, [next(texts) for _ in groups[n].texts]) for n in mine]
+        ordered = sorted(passes.ranks.concatenate(scored), key=itemgetter(0))
+        return [scores for _, of_group in ordered for scores in of_group]
+
+    def _mine(self, groups: Sequence[ScoredGroup]) -> list[int]:
+        """Return the indices of this rank's groups."""
+        ranks = self.passes.ranks
+        # Counting tokens compares all texts of a group, which one process can save.
+        costs = [group.num_tokens(self.passes.layout) if ranks.divides else 0 for group in groups]
+        return ranks.share(range(len(groups)), costs)
 
     def _scores(self, batch: ScoreBatch, learns: bool) -> Tensor:
         passes = self.passes

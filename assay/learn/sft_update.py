@@ -27,11 +27,15 @@ class SFTLearner(PassesLearner):
 
     cross_entropy: weight c of the cross-entropy in the loss. The teacher divergence has weight 1 -
         c.
+    teacher: teacher of the updates that get none, such as the copy that each learner rank loads.
     """
 
-    def __init__(self, passes: Passes, cross_entropy: float = 1.0) -> None:
+    def __init__(
+        self, passes: Passes, cross_entropy: float = 1.0, teacher: Teacher | None = None
+    ) -> None:
         super().__init__(passes)
         self.cross_entropy = cross_entropy
+        self.teacher = teacher
 
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
         """Take one optimizer step on the mean loss over the sampled tokens.
@@ -44,6 +48,7 @@ class SFTLearner(PassesLearner):
         OutOfMemory.
         """
         passes = self.passes
+        teacher = self.teacher if teacher is None else teacher
         weights_T = token_weights(
             batch.sampled_T, batch.row_T, batch.num_rows, "token_mean"
         ).float()

@@ -72,6 +72,20 @@ class TeacherModel:
         return passes.logprobs(batch, self.model)
 
 
+class CachedTeacher:
+    """Top-k distributions of one batch, in the batch's token order."""
+
+    def __init__(self, found: TopK, divergence: Divergence) -> None:
+        self._found = found
+        self._divergence = divergence
+
+    def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
+        """Return the cached distributions at the tokens of a micro-batch."""
+        index_T = micro_batch.token_index_T
+        tokens_TK, logprobs_TK, rest_T = (one[index_T].to(passes.device) for one in self._found)
+        return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
+
+
 class TeacherElsewhere(ABC):
     """A teacher in another process that returns top-k log-probabilities for each token.
 
@@ -93,12 +107,33 @@ class TeacherElsewhere(ABC):
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return token log-probabilities as in `TeacherModel.logprobs`."""
 
+    def cached(self, batch: Batch, passes: Passes) -> CachedTeacher:
+        """Query the teacher for all tokens of a batch, and return the results."""
+        rows = self.top_k(batch, passes, self.count, self.size)
+        tokens_TK, logprobs_TK, rest_T = map(torch.cat, zip(*rows, strict=True))
+        return CachedTeacher((tokens_TK, logprobs_TK, rest_T), self.divergence)
+
     def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
         """Return the teacher's top-k distributions at the tokens of a micro-batch."""
         rows = self.top_k(micro_batch.batch, passes, self.count, self.size)
         columns = (torch.cat(column).to(passes.device) for column in zip(*rows, strict=True))
         tokens_TK, logprobs_TK, rest_T = columns
         return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self.divergence)
+
+
+class AbsentTeacher(TeacherElsewhere):
+    """Stands for a teacher that only rank 0 queries, in the other learner ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, Divergence())
+
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        """Raise, because rank 0 sends the results."""
+        raise AssertionError("only rank 0 queries this teacher")
+
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        """Raise, because rank 0 sends the results."""
+        raise AssertionError("only rank 0 queries this teacher")
 
 
 OpenTeacher = TeacherModel | TeacherElsewhere

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from assay.learn.ranks import ALONE, Ranks
 from assay.model.decoder import module_hidden_states
 from assay.model.head import Head
 from assay.model.packing import MicroBatch
@@ -145,6 +146,7 @@ class TokenKL:
 
     The old policy is the policy at construction. masks: loss tokens of each micro-batch. The
     forward pass uses the model's own modules in the plain layout, which support second derivatives.
+    ranks: learner ranks that hold the other micro-batches.
     """
 
     def __init__(
@@ -153,12 +155,15 @@ class TokenKL:
         micro_batches: Sequence[MicroBatch],
         masks: Sequence[Tensor],
         temperature: float,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.temperature = temperature
         self._parts = list(zip(micro_batches, masks, strict=True))
-        self._num_tokens = max(1, sum(int(mask_T.sum()) for mask_T in masks))
+        self._ranks = ranks
+        own = sum(int(mask_T.sum()) for mask_T in masks)
+        self._num_tokens = max(1, sum(ranks.gather(own)))
         self._kept: Tensor | None = None
         with torch.no_grad():
             self._old = [self._logprobs(micro_batch) for micro_batch in micro_batches]
@@ -179,7 +184,7 @@ class TokenKL:
             logprobs.append(new_TV.gather(1, micro_batch.batch.tokens_T[:, None])[:, 0])
             entropies.append(-(new_TV.exp() * new_TV).sum(-1))
             total += mean_kl(old_TV, new_TV, mask_T, self._num_tokens).item()
-        return logprobs, entropies, total
+        return logprobs, entropies, sum(self._ranks.gather(total))
 
     def fisher(self, vector: Tensor) -> Tensor:
         """Return the product of the Fisher matrix at the current policy with a flat vector.
@@ -201,6 +206,7 @@ class TokenKL:
                     materialize_grads=True,
                 )
             )
+        self._ranks.add([product])
         return product
 
     def _gradient(self, n: int) -> Tensor:

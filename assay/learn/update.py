@@ -22,7 +22,8 @@ from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes, PassesLearner
 from assay.learn.policy_update import PolicyUpdate, carriers
 from assay.learn.reference import Reference
-from assay.learn.spans import AnyTeacher
+from assay.learn.spans import AnyTeacher, SpanTeacher
+from assay.learn.teacher import TeacherElsewhere
 from assay.model.determinism import fixed_order
 from assay.model.packing import Batch, pack
 from assay.model.value_head import ValueModel
@@ -123,8 +124,13 @@ class PolicyLearner(PassesLearner):
             factors = [self._kl_factor(group.problem) for group in groups]
             factor_P = torch.tensor(factors, dtype=torch.float32, device=self.device)
             batch = replace(batch, kl_factor_R=factor_P[batch.group_R])
-        # Problems contain answers and tests, which other ranks do not need.
         if self.passes.ranks.size > 1:
+            # Only rank 0 is connected to such a teacher, or has the problems that it renders.
+            if isinstance(self.reference, TeacherElsewhere | SpanTeacher):
+                with self.clock.phase("score"), self.passes.open():
+                    logprobs_T = self.reference.logprobs(batch, self.passes)
+                batch = replace(batch, ref_logprobs_T=logprobs_T)
+            # Problems contain answers and tests, which other ranks do not need.
             batch = replace(batch, problems=())
         return self.score_batch(batch, temperature)
 
@@ -149,7 +155,7 @@ class PolicyLearner(PassesLearner):
                     batch = replace(batch, old_logprobs_T=self.passes.logprobs(batch))
                 if self.critic is not None:
                     batch = replace(batch, values_T=self.critic.values(batch))
-            if self.reference is not None:
+            if self.reference is not None and batch.ref_logprobs_T is None:
                 logprobs_T = self.reference.logprobs(batch, self.passes)
                 batch = replace(batch, ref_logprobs_T=logprobs_T)
         return batch

@@ -414,9 +414,6 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
         if not config.rl.max_refills:
             # Without refills, dynamic sampling replaces no group: uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
-    if row.trust_region is not None and config.scale.num_followers:
-        found, accepted = f"{config.scale.learner_ranks} with a trust region", "1"
-        raise ConfigError(message("scale.learner_ranks", found, accepted))
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
             '"bfloat16", with a trust region',

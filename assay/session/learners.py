@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from assay.config import RLConfig, TrainConfig
+from assay.config.preference import Preference
 from assay.learn.algorithms import Algorithm
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
+from assay.learn.preference_update import PreferenceLearner
 from assay.learn.ranks import ALONE, Ranks
 from assay.learn.spans import AnyTeacher
 from assay.learn.update import PolicyLearner
@@ -24,9 +27,13 @@ def rl_learner(
     *,
     row: Algorithm,
     layout: LayoutChoice,
-    teacher: AnyTeacher | None = None,
+    teacher_of: Callable[[LoadedModel], AnyTeacher] | None = None,
 ) -> PolicyLearner:
-    """Return the RL learner of one process. row: algorithm preset that `for_generator` returned."""
+    """Return the RL learner of one process.
+
+    row: algorithm preset that `for_generator` returned. teacher_of: function that returns the
+    teacher beside this policy.
+    """
     rl = config.rl
     assert rl is not None
     start = None
@@ -42,7 +49,7 @@ def rl_learner(
         total_steps=total,
         # The guard's limit on the KL needs a reference model, even if the loss has no KL term.
         keep_reference=config.guard.max_kl is not None,
-        teacher=teacher,
+        teacher=None if teacher_of is None else teacher_of(loaded),
         critic=config.critic,
         critic_start=start,
         epochs=rl.epochs,
@@ -50,6 +57,21 @@ def rl_learner(
         seed=config.run.seed,
         kl_factors={name: part.kl_factor for name, part in config.data.mixture.items()},
     )
+
+
+def preference_learner(
+    config: TrainConfig,
+    loaded: LoadedModel,
+    ranks: Ranks = ALONE,
+    *,
+    row: Preference,
+    steps: int,
+    layout: LayoutChoice,
+    keep_reference: bool = False,
+) -> PreferenceLearner:
+    """Return the preference learner of one process."""
+    passes = make_passes(config, loaded, steps, layout.layout, layout.lean, ranks=ranks)
+    return PreferenceLearner(passes, row, keep_reference)
 
 
 def make_passes(

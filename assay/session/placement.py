@@ -27,6 +27,9 @@ from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
 from assay.session.assemble import Session
 
+Make = Callable[[TrainConfig, LoadedModel, Ranks], Any]
+"""Function that builds the learner of a rank from configuration, model and ranks."""
+
 
 def on_actors(session: Session, stack: ExitStack) -> Session:
     """Replace the session's engine by actors or vLLM, if the configuration names one of them."""
@@ -54,7 +57,7 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         return replace(session, actors=vllm)
     corpus = tuple(map(absolute, config.tools.corpus))
     opening = Opening(
-        model=model_elsewhere(session),
+        model=model_elsewhere(config.model, loaded),
         device=_device(session),
         settings=engine.settings,
         seed=config.run.seed,
@@ -73,28 +76,34 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
     return replace(session, actors=actors)
 
 
-def model_elsewhere(session: Session) -> ModelConfig:
+def model_elsewhere(settings: ModelConfig, loaded: LoadedModel) -> ModelConfig:
     """Return the model's settings for a process in another working directory: absolute paths."""
-    dtype = str(session.loaded.dtype).removeprefix("torch.")
-    model = {**session.config.model.model_dump(), "dtype": dtype}
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    model = {**settings.model_dump(), "dtype": dtype}
     for key in ("path", "tokenizer", "adapter"):
         model[key] = model[key] and absolute(model[key])
     return ModelConfig.model_validate(model)
 
 
+def _load_policy(config: TrainConfig, device: str) -> LoadedModel:
+    return load_model(config.model, device, config.run.seed)
+
+
 def open_learner_ranks(
-    session: Session,
-    make: Callable[[TrainConfig, LoadedModel, Ranks], Any],
+    config: TrainConfig,
+    loaded: LoadedModel,
+    make: Make,
     stack: ExitStack,
+    load: Callable[[TrainConfig, str], LoadedModel] = _load_policy,
 ) -> Ranks:
     """Start the configured learner ranks beside this process, which is rank 0.
 
-    make: function that builds the learner of a rank from configuration, model and ranks.
+    loaded: the model of rank 0. make: function that builds the learner of another rank. load:
+    function that loads the model of another rank, from configuration and device.
     """
-    config = session.config
     if not config.scale.num_followers:
         return ALONE
-    device = session.loaded.device.type
+    device = loaded.device.type
     if device != "cpu" or config.scale.gpus_per_actor:
         # Ray does not see that this process uses a GPU, and would give that GPU to another rank.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
@@ -102,20 +111,21 @@ def open_learner_ranks(
         raise ConfigError(message("scale.learner_ranks", found, accepted))
     value_model = config.critic.path and absolute(config.critic.path)
     elsewhere = {
-        "model": model_elsewhere(session),
+        "model": model_elsewhere(config.model, loaded),
         "critic": config.critic.model_copy(update={"path": value_model}),
     }
-    build = partial(_build_rank, make, config.model_copy(update=elsewhere), device)
+    build = partial(_build_rank, make, load, config.model_copy(update=elsewhere), device)
     return open_ranks(build, config.scale, device, stack)
 
 
 def _build_rank(
-    make: Callable[[TrainConfig, LoadedModel, Ranks], Any],
+    make: Make,
+    load: Callable[[TrainConfig, str], LoadedModel],
     config: TrainConfig,
     device: str,
     ranks: Ranks,
 ) -> Any:
-    return make(config, load_model(config.model, device, config.run.seed), ranks)
+    return make(config, load(config, device), ranks)
 
 
 def _facts(session: Session) -> ModelFacts | None:

@@ -142,6 +142,8 @@ def open_run(
         session.verifiers.listen(run.event)
         if session.actors is not None:
             session.actors.on_event = run.event
+    if stage.config.scale.num_followers:
+        run.event("learner_ranks", size=stage.config.scale.learner_ranks)
     # A replay runs in a temporary copy of the run, which no report or tracker should show.
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)

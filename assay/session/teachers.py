@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, UserError, message
 from assay.learn.algorithms import Algorithm
 from assay.learn.spans import AnyTeacher, SpanTeacher
-from assay.learn.teacher import OpenTeacher, TeacherModel
+from assay.learn.teacher import AbsentTeacher, OpenTeacher, TeacherModel
 from assay.model.divergence import Divergence
 from assay.model.head import Head
 from assay.model.load import LoadedModel, load_model, other_token
@@ -101,6 +102,37 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
         raise
     warn_of_slow_type(loaded)
     return loaded
+
+
+def teacher_of_ranks(
+    session: Session, teacher: AnyTeacher | None
+) -> Callable[[LoadedModel], AnyTeacher] | None:
+    """Return the function that opens the teacher in learner ranks other than 0.
+
+    A local teacher is loaded by every rank, so that the ranks share its passes. Any other teacher
+    is queried by rank 0, which sends the results. The argument is the rank's policy. None: the run
+    has no teacher.
+    """
+    if teacher is None:
+        return None
+    if not isinstance(teacher, TeacherModel):
+        return _absent
+    config = session.config
+    assert config.teacher is not None
+    here = config.teacher.device or session.loaded.device.type
+    path = absolute(config.teacher.path)
+    settings = config.teacher.model_copy(update={"path": path, "device": here})
+    return partial(_load_for_rank, settings, config.run.seed, divergence_of(config))
+
+
+def _absent(policy: LoadedModel) -> AbsentTeacher:
+    return AbsentTeacher()
+
+
+def _load_for_rank(
+    settings: TeacherConfig, seed: int, divergence: Divergence, policy: LoadedModel
+) -> TeacherModel:
+    return _model_of(_load(settings, seed), divergence, policy.device)
 
 
 def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.data.traces import Trace
-from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
 from assay.run.guard import Guard
 from assay.session.assemble import Problems, Session, choose_layout, fit_problems, read_problems
-from assay.session.learners import make_passes
+from assay.session.placement import open_learner_ranks
 from assay.session.stage import (
     FirstLook,
     Kind,
@@ -22,11 +22,18 @@ from assay.session.stage import (
     open_on_policy,
     steps_of,
 )
-from assay.session.teachers import divergence_of, open_teacher
+from assay.session.teachers import divergence_of, open_teacher, teacher_of_ranks
 from assay.training import sft
 from assay.training.batch_plan import BatchPlan
 from assay.training.rl import collect
-from assay.training.sft import RenderedRows, lay_out_traces, learn_given, read_traces
+from assay.training.sft import (
+    RenderedRows,
+    lay_out_traces,
+    learn_given,
+    read_traces,
+    sft_learner,
+    teaching,
+)
 from assay.training.teacher_cache import TeacherCache
 from assay.verify.service import VerifierService
 
@@ -64,7 +71,8 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
         # The teacher scores each step's rows anew, so the same teacher object serves every step.
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
-        rendered = replace(rendered, beside=beside, teach=teach)
+        of_ranks = teacher_of_ranks(session, teacher)
+        rendered = replace(rendered, beside=beside, teach=teach, teacher_of=of_ranks)
     notes = [taught_words(session.config)]
     return replace(rendered, notes=notes, cross_entropy=settings.cross_entropy)
 
@@ -80,16 +88,26 @@ def run_on_policy(stage: Stage) -> Path:
         session, problems = opened.session, opened.problems
         teacher = open_teacher(session)
         layout = choose_layout(session, problems.train, settings.group_size, teacher.model)
-        forward = layout.layout, layout.lean
         # The loss has no cross-entropy: a student must not imitate its own completions.
-        learner = SFTLearner(make_passes(config, session.loaded, settings.steps, *forward), 0.0)
+        make = partial(
+            sft_learner,
+            steps=settings.steps,
+            lean=layout.lean,
+            cross_entropy=0.0,
+            layout=layout.layout,
+        )
+        elsewhere = partial(make, teacher_of=teacher_of_ranks(session, teacher))
+        ranks = open_learner_ranks(config, session.loaded, elsewhere, stack)
+        learner = make(config, session.loaded, ranks)
         started = opened.start(settings.steps, learner, layout, [taught_words(config)])
         run, curriculum, generator, verifiers = started
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
         heldout = problems.heldout
         for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, heldout)):
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
-            update = learner.update(pack(groups, verdicts, learner.device), teacher)
+            # Problems contain answers and tests, which other ranks do not need.
+            batch = replace(pack(groups, verdicts, learner.device), problems=())
+            update = learner.update(batch, teaching(teacher, learner, batch))
             generator.load_policy(learner.weights())
             run.finish_step(update)
             guard.check(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from assay.host.startup import doing
 from assay.learn.algorithms import preference
 from assay.learn.base import Update, step_metrics
 from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
-from assay.learn.reference import Reference
 from assay.model.layouts import Layout
 from assay.model.packing import Batch
 from assay.model.probe import LayoutChoice, probe_layouts
@@ -38,9 +38,9 @@ from assay.session.assemble import (
     read_heldout,
     read_problems,
 )
-from assay.session.learners import make_passes
+from assay.session.learners import preference_learner
 from assay.session.pairwise import PairwiseVerifiers
-from assay.session.placement import on_actors
+from assay.session.placement import on_actors, open_learner_ranks
 from assay.session.stage import (
     FirstLook,
     Kind,
@@ -59,7 +59,7 @@ from assay.training.preference_data import (
     mismatched,
 )
 from assay.training.preference_evaluation import record_pairs
-from assay.training.preference_reference import ReferenceTable, pack_examples
+from assay.training.preference_reference import ReferenceTable, SavedReference, pack_examples
 from assay.training.rl import collect
 from assay.training.row_schedule import RowSchedule
 from assay.types import Group, Problem
@@ -78,9 +78,9 @@ class PreferenceLoop:
 
     draw: returns the batch of pairs of a step. heldout: held-out problems. evaluate_pairs: function
     that evaluates held-out pairs; None without held-out pairs. generator: generator that samples
-    completions for pairs; None for offline pairs. moving: a reference that is refreshed from the
-    policy during the run; None: the reference is the initial policy. warned: whether the user was
-    warned that chosen completions became less likely.
+    completions for pairs; None for offline pairs. moves_reference: whether the reference is
+    refreshed from the policy during the run. warned: whether the user was warned that chosen
+    completions became less likely.
     """
 
     draw: DrawPairs
@@ -91,7 +91,7 @@ class PreferenceLoop:
     heldout: Sequence[Problem] = ()
     evaluate_pairs: Callable[[], None] | None = None
     generator: Generator | None = None
-    moving: Reference | None = None
+    moves_reference: bool = False
     warned: bool = False
 
 
@@ -105,8 +105,8 @@ def preference_step(loop: PreferenceLoop) -> None:
     if loop.generator is not None:
         loop.generator.load_policy(learner.weights())
     every = loop.config.reference_every
-    if loop.moving is not None and every is not None and (run.step + 1) % every == 0:
-        loop.moving.refresh()
+    if loop.moves_reference and every is not None and (run.step + 1) % every == 0:
+        learner.refresh_reference()
     run.finish_step(update)
     warn_of_fall(loop)
     loop.guard.check(run)
@@ -233,24 +233,23 @@ class _Opening:
         # Updates use pairs, so the layout is probed for two siblings, whatever the group size.
         group_size = 2 if self.row.paired else settings.group_size
         layout = choose_layout(session, problems.train, group_size)
-        learner = self._learner(settings.steps, layout)
+        learner = self._learner(settings.steps, layout, self.row.needs_reference)
         heldout = self._heldout_pairs()
         run = self._run(settings.steps, ())
         table = ReferenceTable(run.folder)
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
         # A resumed run can reload the initial policy, so checkpoints store only a moving reference.
-        reference = Reference(learner.policy) if self.row.needs_reference else None
-        moving = reference if settings.reference_every is not None else None
-        parts = {} if moving is None else {"reference": moving}
+        reference = learner.reference
+        moves = reference is not None and settings.reference_every is not None
+        parts = {"reference": SavedReference(learner)} if moves else {}
         curriculum, generator, verifiers = attach_sampling(
             run, session, problems, learner, layout, tested, self.stack, judge=judge, **parts
         )
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
 
         def score(_: Sequence[Group], batch: Batch) -> Tensor:
-            assert reference is not None
-            with run.phase("score"), reference.policy() as policy:
-                return learner.logprobs(batch, policy)
+            with run.phase("score"):
+                return learner.reference_logprobs(batch)
 
         def draw(step: int) -> PreferenceBatch | None:
             """Sample and judge one step's groups and return their pairs."""
@@ -265,13 +264,16 @@ class _Opening:
             return pack_examples(examples, learner, None if reference is None else score)
 
         loop = PreferenceLoop(draw, run, learner, self.guard, settings, problems.heldout, evaluate)
-        loop.generator, loop.moving = generator, moving
+        loop.generator, loop.moves_reference = generator, moves
         return loop
 
-    def _learner(self, num_steps: int, layout: LayoutChoice) -> PreferenceLearner:
-        forward = layout.layout, layout.lean
-        passes = make_passes(self.stage.config, self.session.loaded, num_steps, *forward)
-        return PreferenceLearner(passes, self.row)
+    def _learner(
+        self, num_steps: int, layout: LayoutChoice, keep_reference: bool = False
+    ) -> PreferenceLearner:
+        config, loaded = self.stage.config, self.session.loaded
+        settings = {"steps": num_steps, "layout": layout, "keep_reference": keep_reference}
+        make = partial(preference_learner, row=self.row, **settings)
+        return make(config, loaded, open_learner_ranks(config, loaded, make, self.stack))
 
     def _run(self, num_steps: int, notes: Sequence[str]) -> Run:
         run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)

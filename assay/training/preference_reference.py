@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,8 @@ def pack_examples(
     """Pack examples into a batch; reference: returns the log-probability of each row, [R]."""
     groups = [example.group for example in examples]
     batch = pack(groups, [example.verdicts for example in examples], learner.device)
+    # Problems contain answers and tests, which other learner ranks do not need.
+    batch = replace(batch, problems=())
     if reference is None:
         return PreferenceBatch(batch)
     ref_R = reference(groups, batch)
@@ -47,9 +50,26 @@ def pack_examples(
     return PreferenceBatch(batch, ref_R, swapped, reference(others, swapped))
 
 
+class SavedReference:
+    """A moving reference as a part of checkpoints; every learner rank loads it."""
+
+    def __init__(self, learner: PreferenceLearner) -> None:
+        self._learner = learner
+
+    def save_state(self, folder: Path) -> None:
+        """Write the reference."""
+        assert self._learner.reference is not None
+        self._learner.reference.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        self._learner.load_reference(folder)
+
+
 def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
     """Pack groups into a batch for scoring; the verdicts in the batch are placeholders."""
-    return pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
+    batch = pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
+    return replace(batch, problems=())
 
 
 class ReferenceTable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from assay.config import RewardModelConfig, TrainConfig
 from assay.data.labelled import MarginPair
 from assay.host.files import read_facts, write_json
 from assay.host.startup import doing
+from assay.learn.ranks import ALONE, Ranks
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.model.load import LoadedModel
@@ -24,8 +26,10 @@ from assay.model.score_head import (
 )
 from assay.plan.step_seconds import GivenWork
 from assay.run.guard import Guard
+from assay.scale.cluster import open_cluster
 from assay.session.assemble import Session, set_threads, warn_of_slow_type
 from assay.session.learners import make_passes
+from assay.session.placement import open_learner_ranks
 from assay.session.stage import FirstLook, Kind, Stage, evaluation_due, open_run, steps_of
 from assay.training.reward_evaluation import UNITS, RewardEvaluation, evaluate_reward_model
 from assay.training.reward_rows import OpenedRows, RowReader, open_rows
@@ -42,13 +46,18 @@ def run_reward_model(stage: Stage) -> Path:
     with ExitStack() as stack:
         with doing("checking the rows"):
             opened = open_rows(config)
+        # The cluster opens before weights are loaded, to report faults of the cluster at once.
+        if config.scale.num_followers:
+            open_cluster(config.scale, stack)
         guard = Guard(config.watched)
         loaded = open_model(config)
         reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
         rows, heldout, warnings = read_all(reader, opened)
         layout = choose_score_layout(loaded.model, rows[:PROBED_ROWS])
         schedule = row_schedule(len(rows), settings, config.run.seed)
-        learner = make_reward_learner(config, loaded, layout, schedule.num_steps)
+        make = partial(make_reward_learner, layout=layout, total_steps=schedule.num_steps)
+        ranks = open_learner_ranks(config, loaded, make, stack, load_in_rank)
+        learner = make(config, loaded, ranks)
         model = SavedRewardModel(learner, reader.options, _trained(config, len(rows)))
         run = open_run(stage, schedule.num_steps, loaded.model, stack)
         run.attach(model=model)
@@ -87,6 +96,13 @@ def open_model(config: TrainConfig) -> LoadedModel:
     return loaded
 
 
+def load_in_rank(config: TrainConfig, device: str) -> LoadedModel:
+    """Load the model of a learner rank other than 0."""
+    settings = config.reward_model
+    assert settings is not None
+    return load_scorer(config.model, device, config.run.seed, *_head(settings))
+
+
 def first_look(config: TrainConfig, session: Session, opened: OpenedRows) -> FirstLook:
     """Preview the stage with these rows; the problem is the first row's prompt."""
     loaded, settings = session.loaded, config.reward_model
@@ -116,12 +132,17 @@ def row_schedule(num_rows: int, settings: RewardModelConfig, seed: int) -> RowSc
 
 
 def make_reward_learner(
-    config: TrainConfig, loaded: LoadedModel, layout: ScoreLayout, total_steps: int
+    config: TrainConfig,
+    loaded: LoadedModel,
+    ranks: Ranks = ALONE,
+    *,
+    layout: ScoreLayout,
+    total_steps: int,
 ) -> RewardLearner:
-    """Build the learner of the reward-model stage."""
+    """Build the learner of the reward-model stage, in one process."""
     settings = config.reward_model
     assert settings is not None
-    passes = make_passes(config, loaded, total_steps, layout.layout, layout.lean)
+    passes = make_passes(config, loaded, total_steps, layout.layout, layout.lean, ranks=ranks)
     objective = RewardObjective(
         kind=settings.kind,
         centering=settings.centering,

@@ -30,7 +30,7 @@ from assay.session.stage import (
     open_on_policy,
     steps_of,
 )
-from assay.session.teachers import model_of, notes_on, open_reference
+from assay.session.teachers import model_of, notes_on, open_reference, teacher_of_ranks
 from assay.training.batch_plan import BatchPlan, next_calls
 from assay.training.rl import Loop, train_step
 
@@ -57,14 +57,14 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     layout = choose_layout(session, problems.train, config.largest_group, model_of(teacher))
     # Samples of an inexact generator need importance weights, which the preset then includes.
     row = for_generator(algorithm, session.sampler.exact)
-    make = partial(rl_learner, row=row, layout=layout, teacher=teacher)
-    ranks = open_learner_ranks(session, make, stack)
+    make = partial(rl_learner, row=row, layout=layout)
+    elsewhere = partial(make, teacher_of=teacher_of_ranks(session, teacher))
+    ranks = open_learner_ranks(session.config, session.loaded, elsewhere, stack)
     # The other ranks start first and load their models while this process builds its learner.
-    learner = make(session.config, session.loaded, ranks)
+    here = None if teacher is None else lambda policy: teacher
+    learner = make(session.config, session.loaded, ranks, teacher_of=here)
     started = opened.start(config.rl.steps, learner, layout, notes_on(teacher))
     run, curriculum, generator, judge = started
-    if ranks.size > 1:
-        run.event("learner_ranks", size=ranks.size)
     plan = BatchPlan(
         num_prompts=config.rl.num_prompts,
         group_size=config.rl.group_size,

@@ -16,8 +16,9 @@ from assay.host.startup import doing
 from assay.learn.passes import Passes
 from assay.learn.ranks import ALONE, Ranks
 from assay.learn.sft_update import SFTLearner, Teacher
+from assay.learn.teacher import TeacherElsewhere, TeacherModel
 from assay.model.load import LoadedModel
-from assay.model.packing import pack
+from assay.model.packing import Batch, Layout, pack
 from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
@@ -42,7 +43,8 @@ class RenderedRows:
     lines to report in the run. evaluate: the stage's own held-out evaluation; None: held-out
     problems only. cross_entropy: see `SFTLearner`. beside: further models, such as a teacher, that
     score the same batches as the policy. teach: function that opens the teacher after the run is
-    opened; None: there is no teacher.
+    opened; None: there is no teacher. teacher_of: see `sft_learner`, for learner ranks other than
+    0.
     """
 
     groups: Sequence[Group]
@@ -53,6 +55,7 @@ class RenderedRows:
     cross_entropy: float = 1.0
     beside: Sequence[Any] = ()
     teach: Callable[[Passes, Run], Callable[[Sequence[int]], Teacher]] | None = None
+    teacher_of: Callable[[LoadedModel], Any] | None = None
 
 
 def run_sft(stage: Stage) -> Path:
@@ -94,7 +97,9 @@ def learn_given(
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
         )
-        learner = make(config, session.loaded, open_learner_ranks(session, make, stack))
+        elsewhere = partial(make, teacher_of=rendered.teacher_of)
+        ranks = open_learner_ranks(config, session.loaded, elsewhere, stack)
+        learner = make(config, session.loaded, ranks)
         run = open_run(stage, schedule.num_steps, session.loaded.model, stack, session)
         run.attach(model=learner)
         learner.clock = run.clock
@@ -110,7 +115,8 @@ def learn_given(
         for step in steps_of(run, guard, evaluate_now):
             rows = schedule.draw(step)
             batch = pack([groups[n] for n in rows], [[GOOD]] * len(rows), learner.device)
-            run.finish_step(learner.update(batch, None if teach is None else teach(rows)))
+            teacher = None if teach is None else teaching(teach(rows), learner, batch)
+            run.finish_step(learner.update(batch, teacher))
             guard.check(run)
     return run.folder
 
@@ -123,11 +129,31 @@ def sft_learner(
     steps: int,
     lean: bool,
     cross_entropy: float,
+    layout: Layout = "plain",
+    teacher_of: Callable[[LoadedModel], Any] | None = None,
 ) -> SFTLearner:
-    """Return the supervised learner of one process."""
-    # Rows share no prompts, so the tree layout would only add the cost of a mask.
-    passes = make_passes(config, loaded, steps, "plain", lean, ranks=ranks)
-    return SFTLearner(passes, cross_entropy)
+    """Return the supervised learner of one process.
+
+    layout: rows of a file share no prompts, so the tree layout would only add the cost of a mask.
+    teacher_of: function that returns the teacher of every update; None: updates get their teacher.
+    """
+    passes = make_passes(config, loaded, steps, layout, lean, ranks=ranks)
+    return SFTLearner(passes, cross_entropy, None if teacher_of is None else teacher_of(loaded))
+
+
+def teaching(teacher: Any, learner: SFTLearner, batch: Batch) -> Teacher | None:
+    """Return the teacher for an update; with several learner ranks, in a form that can be sent.
+
+    A local model is not sent, because every rank has loaded it.
+    """
+    if learner.passes.ranks.size == 1:
+        return teacher
+    if isinstance(teacher, TeacherElsewhere):
+        return teacher.cached(batch, learner.passes)
+    if isinstance(teacher, TeacherModel):
+        learner.teacher = teacher
+        return None
+    return teacher
 
 
 def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:

@@ -21,11 +21,9 @@ from assay.errors import ConfigError, DataError, message
 from assay.host.files import disk_full_as, write_atomic
 from assay.host.records import as_object, check_regular
 from assay.learn.passes import Passes
-from assay.learn.teacher import OpenTeacher, TopK
-from assay.model.divergence import Divergence
-from assay.model.packing import MicroBatch, pack
+from assay.learn.teacher import CachedTeacher, OpenTeacher, TopK
+from assay.model.packing import pack
 from assay.model.probe import prove_lean
-from assay.model.targets import TopKLogprobs
 from assay.run.directory import Run
 from assay.session.assemble import Session
 from assay.session.teachers import divergence_of, head_size, open_teacher
@@ -49,19 +47,6 @@ SCHEMA = pa.schema(
 
 Ask = Callable[[Sequence[Group]], list[TopK]]
 """Function that queries the teacher and returns one result per group."""
-
-
-class CachedTeacher:
-    """Cached teacher logits of one batch, in the batch's token order."""
-
-    def __init__(self, found: TopK, divergence: Divergence) -> None:
-        self._found = found
-        self._divergence = divergence
-
-    def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
-        """Return the cached distributions at the tokens of a micro-batch."""
-        tokens_TK, logprobs_TK, rest_T = (one[micro_batch.token_index_T] for one in self._found)
-        return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
 
 
 class LogitCache:

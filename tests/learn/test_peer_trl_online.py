@@ -20,7 +20,7 @@ from assay.config.preference import Preference
 from assay.learn.algorithms import preference
 from assay.learn.optimizer import Optimizer, StepReport
 from assay.learn.passes import Passes
-from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
+from assay.learn.preference_update import PreferenceBatch, PreferenceLearner, sequence_logprobs
 from assay.model.packing import Batch, pack
 from assay.testing import byte_tokenizer, tiny_model
 from assay.training.preference_data import examples_of_group
@@ -57,7 +57,9 @@ def ours(judged: Judged, row: Preference) -> tuple[float, Gradients]:
     optimizer = Optimizer(model, OptimizerConfig(), total_steps=1)
     learner = PreferenceLearner(Passes(model, optimizer, section="preference"), row)
     batch = pack([example.group for example in examples], [one.verdicts for one in examples])
-    pairs = PreferenceBatch(batch, learner.logprobs(batch, tiny_model(seed=1)))
+    pairs = PreferenceBatch(
+        batch, sequence_logprobs(batch, learner.passes.logprobs(batch, tiny_model(seed=1)))
+    )
     gradients: Gradients = {}
 
     def keep() -> StepReport:

@@ -215,6 +215,6 @@ def test_learner_ranks_on_gpus_are_refused(world: World, device: str, gpus: floa
     """Ray would give the command's GPU to another rank."""
     scale = {"learner_ranks": 2, "gpus_per_actor": gpus}
     loaded: Any = SimpleNamespace(device=torch.device(device))
-    session: Any = SimpleNamespace(config=parse(world.tree(scale=scale)), loaded=loaded)
+    config = parse(world.tree(scale=scale))
     with ExitStack() as stack, pytest.raises(ConfigError, match=r"learner_ranks: found 2 on .*GPU"):
-        placement.open_learner_ranks(session, MagicMock(), stack)
+        placement.open_learner_ranks(config, loaded, MagicMock(), stack)

@@ -75,7 +75,6 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 REFUSED: Mapping[frozenset[str], str] = {
-    frozenset(("ranks", "teacher")): "accepted: 1 with [teacher], which only one process queries",
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",

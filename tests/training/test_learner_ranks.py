@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_reward_model_stage import KINDS, config_of
 from train_worlds import World, rows_of
 
+from assay.config import dump
 from assay.errors import ConfigError, ModelError, WorkerDied
 from assay.learn.ranks import Ranks
 from assay.scale import learner_ranks
@@ -21,14 +24,6 @@ ONE_LINE = [
     (
         {"scale": {"learner_ranks": 5}},
         "scale.learner_ranks: found 5; accepted: at most 2, the groups of an optimizer step",
-    ),
-    (
-        {"scale": TWO, "algorithm": {"name": "trpo"}},
-        "scale.learner_ranks: found 2 with a trust region; accepted: 1",
-    ),
-    (
-        {"scale": TWO, "teacher": {"path": "model"}},
-        "scale.learner_ranks: found 2; accepted: 1 with [teacher], which only one process queries",
     ),
     (
         {"scale": {**TWO, "cpus_per_actor": 99.0}},
@@ -62,6 +57,7 @@ def check_same_training(run: Path, plain: Path) -> None:
     mine, theirs = rows_of(run, "metrics"), rows_of(plain, "metrics")
     assert len(mine) == len(theirs) > 1
     learned = ("loss/", "entropy/", "optimizer/", "reward/", "length/", "ratio/", "kl/", "tokens/")
+    learned += ("preference/", "scores/")
     for row, other in zip(mine, theirs, strict=True):
         names = [name for name in other if name.startswith(learned)]
         assert len(names) > 5 and all(name in row for name in names)
@@ -78,27 +74,9 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"algorithm": {"name": "grpo", "kl_weight": 0.05}, "rl": {"epochs": 2}},
-        {"algorithm": {"name": "ppo"}},
-    ],
-    ids=["plain", "reference and epochs", "critic"],
-)
-def test_two_ranks_train_as_one_process(world: World, sections: dict[str, Any]) -> None:
-    plain = run_of(world, "plain", **sections)
-    check_same_training(run_of(world, "ranks", scale=TWO, **sections), plain)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("cluster")
-def test_two_ranks_fine_tune_as_one_process(world: World) -> None:
-    """The run evaluates between its steps: rank 0 alone computes then."""
-    plain = train(world.sft_tree(run={"name": "plain"}), quiet=True).run
-    ranks = train(world.sft_tree(run={"name": "ranks"}, scale=TWO), quiet=True).run
-    check_same_training(Path(ranks), Path(plain))
+def test_two_ranks_train_as_one_process(world: World) -> None:
+    plain = run_of(world, "plain")
+    check_same_training(run_of(world, "ranks", scale=TWO), plain)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -107,6 +85,18 @@ def test_a_lost_rank_ends_the_run_in_one_line_and_it_resumes_to_the_same_bits(
     world: World, monkeypatch: pytest.MonkeyPatch, cluster: Any
 ) -> None:
     whole = run_of(world, "whole", scale=TWO)
+    kill_a_rank_in_the_second_update(monkeypatch, cluster)
+    with pytest.raises(WorkerDied) as caught:
+        run_of(world, "killed", scale=TWO)
+    said = str(caught.value)
+    assert "learner rank 1 died" in said and "--resume" in said and "\n" not in said
+    monkeypatch.undo()
+    run = run_of(world, "", resume=whole.parent / "killed")
+    mine, wanted = weights_of(run), weights_of(whole)
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+def kill_a_rank_in_the_second_update(monkeypatch: pytest.MonkeyPatch, cluster: Any) -> None:
     members: list[Any] = []
     spawn, calling, calls = learner_ranks.spawn, Ranks.calling, list[str]()
 
@@ -122,14 +112,22 @@ def test_a_lost_rank_ends_the_run_in_one_line_and_it_resumes_to_the_same_bits(
 
     monkeypatch.setattr(learner_ranks, "spawn", recorded)
     monkeypatch.setattr(Ranks, "calling", killing)
-    with pytest.raises(WorkerDied) as caught:
-        run_of(world, "killed", scale=TWO)
-    said = str(caught.value)
-    assert "learner rank 1 died" in said and "--resume" in said and "\n" not in said
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("cluster")
+def test_a_reward_model_that_loses_a_rank_resumes(
+    world: World, monkeypatch: pytest.MonkeyPatch, cluster: Any
+) -> None:
+    """This stage samples nothing: it opens the cluster for its ranks alone."""
+    tree = tomllib.loads(dump(config_of(world, KINDS["preference"])))
+    plain = train(tree, overrides=["run.name=plain"], quiet=True).run
+    kill_a_rank_in_the_second_update(monkeypatch, cluster)
+    with pytest.raises(WorkerDied, match=r"^[^\n]*learner rank 1 died[^\n]*--resume[^\n]*$"):
+        train({**tree, "scale": TWO}, overrides=["run.name=killed"], quiet=True)
     monkeypatch.undo()
-    run = run_of(world, "", resume=whole.parent / "killed")
-    mine, wanted = weights_of(run), weights_of(whole)
-    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+    resumed = train(resume=Path(plain).parent / "killed", quiet=True).run
+    check_same_training(Path(resumed), Path(plain))
 
 
 @pytest.mark.filterwarnings("ignore")

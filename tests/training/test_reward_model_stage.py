@@ -121,7 +121,8 @@ def test_verifier_and_learner_agree(world: World, kind: str, chat: bool) -> None
     loaded = open_model(config)
     reader = RowReader(settings, config.data, loaded.tokenizer, loaded.context_length)
     rows, _ = reader.read_all(open_rows(config).rows)
-    learner = make_reward_learner(config, loaded, choose_score_layout(loaded.model, rows[:2]), 10)
+    layout = choose_score_layout(loaded.model, rows[:2])
+    learner = make_reward_learner(config, loaded, layout=layout, total_steps=10)
     for _ in range(3):
         learner.update(rows[:8])
     folder = world.folder / "saved"
@@ -259,9 +260,8 @@ def test_the_learner_steps_on_the_mean_however_it_is_split(world: World) -> None
             rows, _ = reader.read_all(open_rows(config).rows)
             small = settings.model_copy(update={"max_tokens_per_micro_batch": most})
             split = config.model_copy(update={"reward_model": small})
-            learner = make_reward_learner(
-                split, loaded, choose_score_layout(loaded.model, rows[:2]), 10
-            )
+            layout = choose_score_layout(loaded.model, rows[:2])
+            learner = make_reward_learner(split, loaded, layout=layout, total_steps=10)
             losses.append(learner.update(rows).metrics["loss/total"])
             weights.append(loaded.model.get_parameter("score.weight").detach())
         assert losses[0] == pytest.approx(losses[1], rel=1e-5), kind
@@ -276,7 +276,8 @@ def step_on(config: TrainConfig) -> tuple[float, Any]:
     rows, _ = RowReader(settings, config.data, loaded.tokenizer, 256).read_all(
         open_rows(config).rows
     )
-    learner = make_reward_learner(config, loaded, choose_score_layout(loaded.model, rows[:2]), 10)
+    layout = choose_score_layout(loaded.model, rows[:2])
+    learner = make_reward_learner(config, loaded, layout=layout, total_steps=10)
     loss = learner.update(rows).metrics["loss/total"]
     return loss, loaded.model
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
-from assay.learn.ranks import Ranks
+from assay.config import ScaleConfig
+from assay.errors import WorkerDied
+from assay.learn.ranks import ALONE, Ranks
 
 PATIENCE = 60.0
 Build = Callable[[Ranks], Any]
@@ -55,25 +58,41 @@ class RankProcesses:
             self.pipes.append(mine)
             self.processes.append(process)
 
+    def open(self, build: Build, settings: ScaleConfig, device: str, stack: ExitStack) -> Ranks:
+        """Do what `assay.scale.learner_ranks.open_ranks` does, without Ray."""
+        if not settings.num_followers:
+            return ALONE
+        size = 1 + settings.num_followers
+        ranks = self._join(build, size, Path(tempfile.mkdtemp()))
+        stack.callback(self._end, ranks)
+        return ranks
+
     @contextmanager
     def learner(self, build: Build, size: int, folder: Path) -> Iterator[Any]:
         """Yield rank 0's learner of ``size`` ranks; the others follow until the block ends."""
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        file = str(folder / f"meeting-{size}-{len(os.listdir(folder))}")
-        Path(file).parent.mkdir(exist_ok=True)
-        for rank, pipe in enumerate(self.pipes[: size - 1], 1):
-            pipe.send((build, file, rank, size))
-        ranks = Ranks.join(FileStore(file, size), 0, size, PATIENCE, "cpu")
+        ranks = self._join(build, size, folder)
         try:
             yield build(ranks)
-            ranks.dismiss()
         finally:
-            ranks.leave()
-            self.said = [_reply(pipe) for pipe in self.pipes[: size - 1]]
+            self._end(ranks)
         assert self.said == [""] * (size - 1)
+
+    def _join(self, build: Build, size: int, folder: Path) -> Ranks:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        file = str(folder / f"meeting-{size}-{len(os.listdir(folder))}")
+        for rank, pipe in enumerate(self.pipes[: size - 1], 1):
+            pipe.send((build, file, rank, size))
+        return Ranks.join(FileStore(file, size), 0, size, PATIENCE, "cpu")
+
+    def _end(self, ranks: Ranks) -> None:
+        """End the calls of all ranks, and keep what each rank said of an error."""
+        with suppress(WorkerDied):
+            ranks.dismiss()
+        ranks.leave()
+        self.said = [_reply(pipe) for pipe in self.pipes[: ranks.size - 1]]
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
-            process.join(10)
+            process.join(1)
             process.kill()

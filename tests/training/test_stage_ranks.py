@@ -1,0 +1,133 @@
+"""Every training stage under several learner ranks, whose processes start without Ray."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankProcesses
+from test_distill import ON_POLICY, distill_tree
+from test_learner_ranks import check_same_training, weights_of
+from test_preference import pairs_file, preference_tree
+from test_preference_online import on_policy_tree
+from test_reward_model_stage import KINDS, config_of
+from test_teacher_cache import kept_tree
+from train_worlds import World, rows_of
+
+from assay.config import dump
+from assay.errors import ConfigError
+from assay.training.api import train
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Tree = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    started = RankProcesses(2)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def without_ray(processes: RankProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.session.placement.open_ranks", processes.open)
+    for module in ("assay.scale.verifying", "assay.training.reward_model"):
+        monkeypatch.setattr(f"{module}.open_cluster", lambda *_: None)
+
+
+def with_reference(world: World) -> Tree:
+    return world.tree(algorithm={"name": "grpo", "kl_weight": 0.05}, rl={"epochs": 2})
+
+
+def with_critic(world: World) -> Tree:
+    return world.tree(algorithm={"name": "ppo"})
+
+
+def traces(world: World) -> Tree:
+    """The run evaluates between its steps: rank 0 alone computes then."""
+    return world.sft_tree()
+
+
+def pairs(world: World) -> Tree:
+    heldout = [pairs_file(world, 5, "held.jsonl")]
+    return preference_tree(world, preference={"heldout": heldout})
+
+
+def desirable(world: World) -> Tree:
+    return preference_tree(world, preference={"method": "kto", "pairs_per_step": 9})
+
+
+def sampled_pairs(world: World) -> Tree:
+    return on_policy_tree(world, preference={"reference_every": 1, "pairs_per_group": 2})
+
+
+def reward_model(world: World) -> Tree:
+    return tomllib.loads(dump(config_of(world, KINDS["process"])))
+
+
+def taught_by_policy_gradient(world: World) -> Tree:
+    tree = distill_tree(world)
+    del tree["distill"]
+    tree["rl"] = {"steps": 3, "num_prompts": 2, "group_size": 4}
+    return {**tree, "algorithm": {"name": "on_policy_distillation"}}
+
+
+def taught_on_samples(world: World) -> Tree:
+    return distill_tree(world, distill=ON_POLICY)
+
+
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (with_reference, 2),
+        (with_critic, 2),
+        (traces, 2),
+        (pairs, 2),
+        (desirable, 3),
+        (sampled_pairs, 2),
+        (reward_model, 3),
+        (distill_tree, 2),
+        pytest.param(kept_tree, 2, marks=pytest.mark.slow),
+        (taught_on_samples, 2),
+        pytest.param(taught_by_policy_gradient, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_train_as_one_process_and_resume_to_equal_bits(
+    world: World, make: Callable[[World], Tree], size: int
+) -> None:
+    def run_of(name: str, ranks: int, **settings: Any) -> Path:
+        tree = make(world)
+        tree["run"] = {**tree["run"], "name": name, **settings}
+        tree["scale"] = {"learner_ranks": ranks} if ranks > 1 else {}
+        return Path(train(tree, quiet=True).run)
+
+    whole = run_of("ranks", size)
+    check_same_training(whole, run_of("plain", 1))
+    part = run_of("part", size, max_minutes=1e-9)
+    assert len(rows_of(part, "metrics")) == 1
+    train(resume=part, overrides=["run.max_minutes="], quiet=True)
+    mine, wanted = weights_of(part), weights_of(whole)
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (pairs, "at most 5, the groups of an optimizer step; raise preference.pairs_per_step"),
+        (sampled_pairs, "at most 2, the groups of an optimizer step; raise preference.num_prompts"),
+        (reward_model, "at most 4, the groups of an optimizer step; raise reward_model.rows_per_"),
+        (taught_on_samples, "at most 2, the groups of an optimizer step; raise distill.num_pro"),
+    ],
+)
+def test_more_ranks_than_groups_are_refused(
+    world: World, make: Callable[[World], Tree], words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        train({**make(world), "scale": {"learner_ranks": 6}}, quiet=True)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
