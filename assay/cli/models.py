@@ -22,7 +22,7 @@ from assay.cli.console import (
     show,
     show_path,
 )
-from assay.errors import UserError, message
+from assay.errors import ConfigError, UserError, message
 from assay.host.terminal import say, show_styled
 
 Model = Annotated[
@@ -86,8 +86,8 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
             # Names are checked before torch is imported, because the import takes seconds.
             if given[name] is not None:
                 check_place(given[name], given[name])
-        if "samples" in given:
-            check_siblings(given["samples"], given["temperature"])
+        if given.get("samples") is not None:
+            check_siblings(given["samples"], given["temperature"] or 0.0)
         # Unset options are left out: for a missing key, the run's own setting applies.
         command(**{name: one for name, one in given.items() if one is not None})
 
@@ -115,26 +115,56 @@ def fail_where_none(judged: object, remedy: str) -> None:
 @samples
 def evaluate(
     model: Model,
-    problems: Problems,
-    samples: Samples = 1,
-    temperature: Temperature = 0.0,
+    problems: Annotated[
+        list[str] | None, typer.Option(help="Source of problems. Repeatable.")
+    ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES", help="Published benchmarks, such as gsm8k,ifeval. Repeatable."
+        ),
+    ] = None,
+    suite_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder of the suites' rows (NAME.jsonl) instead of the hub."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Completions a problem. Default: 1, or that of the suite."),
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0: greedy. Default: 0, or that of the suite."),
+    ] = None,
     max_problems: MaxProblems = None,
-    out: Annotated[Path | None, typer.Option(help="Also write every completion, as JSONL.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write every completion: a JSONL file, or a folder for suites."),
+    ] = None,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Evaluate a model on problems: pass@1 with its standard error, pass@k, majority@k."""
+    """Evaluate a model on problems or published benchmarks: pass@1 with its standard error."""
+    if bool(problems) == bool(suite):
+        accepted = "either --problems SOURCE or --suite NAMES"
+        raise ConfigError(message("eval", "both" if problems else "neither", accepted))
+    if suite_folder is not None and not suite:
+        raise ConfigError(message("eval", "--suite-folder alone", "only with --suite NAMES"))
+    how: dict[str, Any] = {"max_problems": max_problems, "out": out, "quiet": as_json, **options}
+    if suite:
+        from assay.evaluation.suites import evaluate_suites
+
+        of_model = {"num_samples": samples, "temperature": temperature, "folder": suite_folder}
+        results = evaluate_suites(model, suite, **of_model, **how)
+        show(results, as_json)
+        fail_where_none(results.num_judged, "--out DIR")
+        return
     from assay.training import api
 
     result = api.evaluate(
-        model,
-        problems,
-        num_samples=samples,
-        temperature=temperature,
-        max_problems=max_problems,
-        out=out,
-        **options,
-        quiet=as_json,
+        model, problems or (), num_samples=samples or 1, temperature=temperature or 0.0, **how
     )
     show(result, as_json)
     fail_where_none(result.num_problems, "--out FILE")
