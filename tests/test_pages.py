@@ -212,7 +212,7 @@ def test_the_page_of_commands_names_every_command() -> None:
 def test_a_command_that_is_not_accepted_is_found() -> None:
     assert not refusal("assay train run.toml --set rl.steps=3   # a comment")
     assert refusal("assay train run.toml --no-such-option")
-    assert refusal("assay eval RUN") and refusal("assay tarin run.toml")
+    assert refusal("assay gate RUN") and refusal("assay tarin run.toml")
     assert refusal("assay recipe run --no-such-option") and not refusal("assay recipe show r1_zero")
 
 

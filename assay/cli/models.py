@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +9,6 @@ import typer
 
 from assay.cli.console import (
     READ,
-    Allow,
-    Device,
     Json,
     Overrides,
     TrustRun,
@@ -22,93 +17,18 @@ from assay.cli.console import (
     show,
     show_path,
 )
+from assay.cli.sampling_options import (
+    Adapter,
+    MaxProblems,
+    Model,
+    Problems,
+    Samples,
+    Temperature,
+    fail_where_none,
+    samples,
+)
 from assay.errors import ConfigError, UserError, message
-from assay.host.terminal import say, show_styled
-
-Model = Annotated[
-    str, typer.Argument(help="Model folder, hub name, or a run: RUN, RUN@best, RUN@120.")
-]
-Problems = Annotated[list[str], typer.Option(help="Source of problems. Repeatable.")]
-MaxProblems = Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")]
-Samples = Annotated[int, typer.Option(min=1, help="Completions a problem.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy.")]
-
-
-Adapter = Annotated[
-    str | None,
-    typer.Option(metavar="FOLDER|RUN", help="Folder of peft adapters, applied to the model."),
-]
-
-
-def _sampling_options(
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
-    think_budget: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens of thinking before the answer.")
-    ] = None,
-    effort: Annotated[
-        str | None, typer.Option(help="Effort of rows without one: a name of sampling.efforts.")
-    ] = None,
-    verifier: Annotated[str | None, typer.Option(help="Verifier of rows without one.")] = None,
-    overrides: Overrides = None,
-    allow: Allow = None,
-    trust_run: TrustRun = False,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    device: Device = None,
-    adapter: Adapter = None,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible server that samples for the model."),
-    ] = None,
-    actors: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
-    ] = None,
-) -> None:
-    """Declare the options of all commands that sample.
-
-    The names are the keys of `assay.session.sampling.SamplingOptions`. The decorator `samples` adds
-    the options to a command.
-    """
-
-
-def samples(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `_sampling_options` to a command, which receives them in ``**options``."""
-    # typer needs a signature with real types, but this module keeps annotations as strings.
-    shared = inspect.signature(_sampling_options, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    listed = {**{name: one for name, one in own.items() if name != "options"}, **shared}
-
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        from assay.config import check_siblings
-        from assay.run.names import check_place
-
-        for name in {"model", "first", "second", "adapter"} & given.keys():
-            # Names are checked before torch is imported, because the import takes seconds.
-            if given[name] is not None:
-                check_place(given[name], given[name])
-        if given.get("samples") is not None:
-            check_siblings(given["samples"], given["temperature"] or 0.0)
-        # Unset options are left out: for a missing key, the run's own setting applies.
-        command(**{name: one for name, one in given.items() if one is not None})
-
-    # --json is the last option in the help text of every command.
-    ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
-    # Only keyword parameters may have defaults in any order; typer passes all arguments by name.
-    keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
-    with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {one.name: one.annotation for one in ordered}
-    return with_options
-
-
-def fail_where_none(judged: object, remedy: str) -> None:
-    """Exit with code 1 if no completion was judged.
-
-    remedy: command or option that the error message names.
-    """
-    # Exit code 1, because a script must not take an evaluation without any verdict for a success.
-    if not judged:
-        say(f"error: nothing was judged; see the reasons with {remedy}")
-        raise typer.Exit(1)
+from assay.host.terminal import show_styled
 
 
 @app.command(name="eval", rich_help_panel=READ)

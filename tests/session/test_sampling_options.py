@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.cli import models
+from assay.cli import models, sampling_options
 from assay.evaluation.frontier import frontier
 from assay.evaluation.gate import gate
 from assay.session.sampling import SamplingOptions, asks_thinking
@@ -40,7 +40,7 @@ def test_an_unknown_keyword_is_refused_by_name(function: Callable[..., Any]) -> 
 
 
 def test_commands_have_an_option_for_each_shared_keyword() -> None:
-    assert set(inspect.signature(models._sampling_options).parameters) == KEYS
+    assert set(inspect.signature(sampling_options._sampling_options).parameters) == KEYS
     for command in (models.evaluate, models.compare, models.search):
         assert set(inspect.signature(command).parameters) >= KEYS
 
