@@ -277,7 +277,8 @@ class Verdict:
     values by name. reward: the weighted sum that the optimizer maximizes; None when not judged. A
     completion that was not judged never gets reward 0: it enters no baseline and has no gradient.
     step_weight: weight of the step scores in the reward, equal to that of the expression's first
-    term. verifier: ``name@version``. seconds: time spent judging.
+    term. verifier: ``name@version``. seconds: time spent judging. second: verdict of the second
+    verifier of ``[audit]``, which is never part of the reward; None without one.
     """
 
     score: float | None
@@ -291,6 +292,7 @@ class Verdict:
     extracted: str | None = None
     detail: str = ""
     seconds: float = 0.0
+    second: Verdict | None = None
 
     def __post_init__(self) -> None:
         # Fields must agree, or a failure of the checker counts as a wrong answer with reward 0.

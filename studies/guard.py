@@ -27,7 +27,8 @@ from assay.generate.engine import Engine
 from assay.host.files import read_rows
 from assay.init.tiny_model import make_model
 from assay.run.checkpoints import MANIFEST
-from assay.run.guard_checks import CHECKS, Seen
+from assay.run.guard_checks import CHECKS
+from assay.run.guard_windows import Seen
 from assay.run.history import History
 from assay.run.intervals import share_interval
 from assay.session.results import TrainResult

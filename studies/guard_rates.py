@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from assay.config.guard import RULES, GuardConfig, Rule
-from assay.run.guard_checks import CHECKS, PASSED, SURE, CheckFound, Seen, _rise
+from assay.run.guard_checks import CHECKS, PASSED, SURE
+from assay.run.guard_windows import CheckFound, Seen, rise_in
 from assay.run.history import History, Window
 from assay.run.intervals import share_interval
 from studies.guard import PAGE, write_part
@@ -84,7 +85,7 @@ def _entropy_lost_before(rule: Rule, seen: Seen) -> CheckFound | None:
         if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
             return None
         both = np.concatenate([first.values, newest.values])
-        rise = _rise(Window([*first.steps, *newest.steps], both))
+        rise = rise_in(Window([*first.steps, *newest.steps], both))
         rises.append((rise.before, rise.after, rise.times))
     fall, *rest = rises
     won = rest[0][1] > SURE or any(times > rule.floor for _, _, times in rest)
@@ -96,17 +97,17 @@ def _length_before(rule: Rule, seen: Seen) -> CheckFound | None:
     if passed is None:
         return None
     for name, part in seen.windows(rule):
-        growth = _rise(part)
-        if growth.after > rule.bound * growth.before and _rise(passed).times < rule.floor:
+        growth = rise_in(part)
+        if growth.after > rule.bound * growth.before and rise_in(passed).times < rule.floor:
             return CheckFound(0, [name], {})
     return None
 
 
 def _against_before(rule: Rule, seen: Seen) -> CheckFound | None:
     passed = seen.history.newest(PASSED, rule.window, seen.after)
-    if passed is None or (fall := _rise(passed)).value > -rule.floor or fall.times > -rule.bound:
+    if passed is None or (fall := rise_in(passed)).value > -rule.floor or fall.times > -rule.bound:
         return None
-    rises = ((name, _rise(part).times) for name, part in seen.windows(rule))
+    rises = ((name, rise_in(part).times) for name, part in seen.windows(rule))
     return next((CheckFound(0, [name], {}) for name, one in rises if one > rule.bound), None)
 
 

@@ -37,6 +37,7 @@ from assay.config.tree import (
     with_sampling,
 )
 from assay.config.upkeep import (
+    AuditConfig,
     CheckpointConfig,
     EvaluationConfig,
     LogConfig,

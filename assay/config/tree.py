@@ -29,6 +29,7 @@ from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTCo
 from assay.config.toml_text import apply_override, key_lines
 from assay.config.tools import ToolsConfig
 from assay.config.upkeep import (
+    AuditConfig,
     CheckpointConfig,
     EvaluationConfig,
     LogConfig,
@@ -83,6 +84,7 @@ class TrainConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     verification: VerificationConfig = VerificationConfig()
+    audit: AuditConfig | None = None
     guard: GuardConfig = GuardConfig()
     log: LogConfig = LogConfig()
     scale: ScaleConfig = ScaleConfig()
@@ -396,6 +398,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         others = (config.rl, config.sampling, config.algorithm)
         yield from clashes_of_mixture(config.data.mixture, config.stage, *others)
     yield from config.guard.clashes(config.stage)
+    yield from config.audit.clashes(config.stage, config.data.verifier) if config.audit else ()
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
     yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)
     if config.rl is None and config.drawing is not None and not config.data.train:

@@ -1,7 +1,8 @@
-"""The sections ``[evaluation]``, ``[checkpoint]``, ``[verification]`` and ``[log]``."""
+"""The sections ``[evaluation]``, ``[checkpoint]``, ``[verification]``, ``[audit]``, ``[log]``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -11,11 +12,13 @@ from assay.config.section import (
     Natural,
     NonNegative,
     Positive,
+    Rate,
     Section,
     Temperature,
     Text,
 )
 from assay.config.toml_text import plain_tables, point_lists
+from assay.errors import message
 
 
 class EvaluationConfig(Section):
@@ -115,6 +118,34 @@ class VerificationConfig(Section):
     @classmethod
     def _points(cls, value: object) -> object:
         return point_lists(value)
+
+
+class AuditConfig(Section):
+    """A second verifier that judges a sample of the completions during the run (docs/trust.md).
+
+    Its verdicts are metrics and columns of the rollout log. They are never part of the reward.
+    """
+
+    second: Text
+    """Expression of the second verifier, as in `data.verifier`: a stricter verifier, hidden tests,
+    a judge. It also judges rows that name a verifier of their own. Only in ``[rl]``."""
+    accepted: Rate = 0.1
+    """Share of the accepted completions that the second verifier judges, drawn at random."""
+    rejected: Rate = 0.0
+    """Share of the rejected completions that the second verifier judges. Above 0, the metrics
+    ``verifier/false_reject`` and ``verifier/disagreement`` are measured too."""
+
+    def clashes(self, stage: str, verifier: str) -> Iterator[str]:
+        """Yield a message for each invalid setting in a run of this training stage."""
+        if stage != "rl":
+            found = f"a second verifier in a run of [{stage}]"
+            yield message("audit.second", found, "none: only [rl] has an audit", "remove [audit]")
+        if self.second.strip() == verifier.strip():
+            accepted = "another verifier than data.verifier, with which it always agrees"
+            yield message("audit.second", self.second, accepted)
+        if not self.accepted and not self.rejected:
+            remedy = "or remove [audit]"
+            yield message("audit.accepted", "0, and audit.rejected 0", "one above 0", remedy)
 
 
 class LogConfig(Section):

@@ -2,9 +2,10 @@
 
 A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passed
 completions that the second verifier rejects, and failed completions that it accepts. The queue also
-collects passed completions in which a step verifier finds a wrong reasoning step. People label the
-rows of the queue. The labelled rows of the queue form two sets, one of answers and one of reasoning
-steps, for ``assay verifier self-test --labelled FILE``.
+collects passed completions in which a step verifier finds a wrong reasoning step, and the
+disagreements that the run itself recorded (``[audit]``). People label the rows of the queue. The
+labelled rows of the queue form two sets, one of answers and one of reasoning steps, for ``assay
+verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from assay.errors import DataError, RunError, message
+from assay.evaluation.live_audit import Disagreement, LiveAudit, read_live_audit
 from assay.evaluation.rejudge import JudgeOptions, Rejudged, rejudge
 from assay.evaluation.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.host.files import check_folder, config_of, plain, read_rows, write_atomic
 from assay.host.terminal import lined
 from assay.report.loaded import load_run
 from assay.run.intervals import share_interval
+from assay.run.rollout_log import RolloutLog
+from assay.session.consent import open_config
+from assay.session.recorded import recorded_groups
 from assay.verify.selftest import labelled_row
 
+RowType = TypeVar("RowType", bound=Mapping[str, Any])
 MONITOR = "trace_monitor"
 LABELS = ("passed", "failed", "unsure")
 QUEUE, LABELLED, LABELLED_STEPS = "queue.jsonl", "labelled.jsonl", "labelled_steps.jsonl"
@@ -48,7 +55,8 @@ class AuditResult:
     disagreements between the two verifiers, by kind. waiting: number of queued rows without a
     label. right: for each kind of row, how many labels agree with each of the two verifiers. steps:
     the latest audit of reasoning steps; None without an audit. findings: number of passes in which
-    the trace monitor found something; None if the monitor was not requested.
+    the trace monitor found something; None if the monitor was not requested. live: second verdicts
+    that the run recorded; None without ``[audit]``.
     """
 
     run: str
@@ -63,14 +71,17 @@ class AuditResult:
     right: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Any])
     steps: StepAudit | None = None
     findings: int | None = None
+    live: LiveAudit | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         steps = None if self.steps is None else self.steps.as_dict()
-        return plain({**asdict(self), "steps": steps})
+        live = None if self.live is None else self.live.as_dict()
+        return plain({**asdict(self), "steps": steps, "live": live})
 
     def __str__(self) -> str:
         lines: list[str] = []
+        lines += [] if self.live is None else self.live.lines()
         if self.second is not None:
             lines.append(f"{self.run}: {self.judged} completions judged again by {self.second}")
             lines += [f"  {way}: {count}" for way, count in self.found.items()]
@@ -120,6 +131,8 @@ def audit(
 ) -> AuditResult:
     """Queue completions on which a second verifier disagrees with the run's; return the audit.
 
+    The disagreements that the run itself recorded (``[audit]``) are queued too.
+
     second: expression of the second verifier; None: only count the labels, without judging. count:
     maximum number of new rows in the queue, half of the rows of each kind if possible. among:
     approximate number of completions to judge, from steps drawn at random. steps: a step verifier;
@@ -133,6 +146,16 @@ def audit(
     config_of(folder)
     rows = read_queue(folder)
     judged, found, findings = 0, Counter[str](), None
+    live, recorded = read_live_audit(folder, _WAYS)
+    queued = {row["id"]: row for row in rows if row["kind"] in _WAYS.values()}
+    recorded = [one for one in recorded if one["id"] not in queued]
+    # A call that only reads the labels must not lengthen the list of rows to label.
+    room = count - sum(row["label"] is None for row in queued.values())
+    if live is not None and recorded and room > 0:
+        check_folder(folder / "audit", str(folder))
+        fresh, gone = _recorded_rows(folder, _draw_rows(recorded, room, seed), how)
+        rows += fresh
+        live = replace(live, queued=len(fresh), gone=gone)
     if second is not None:
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
@@ -159,7 +182,8 @@ def audit(
         rows += random.Random(f"{seed} wrong steps").sample(fresh, min(count, len(fresh)))
     if rows:
         write_queue(folder, rows)
-    return replace(_standing(folder, rows, second, judged, found), findings=findings)
+    standing = _standing(folder, rows, second, judged, found)
+    return replace(standing, findings=findings, live=live)
 
 
 def label(
@@ -229,6 +253,31 @@ def _disagreements(
     return judged, found
 
 
+def _recorded_rows(
+    folder: Path, wanted: Sequence[Disagreement], how: JudgeOptions
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the queue rows of recorded disagreements, and the number whose problems are gone."""
+    allow, trust_run = how.get("allow", ()), how.get("trust_run", False)
+    config = open_config(folder, ("data.train",), allow=allow, trust_run=trust_run)
+    kinds = {(one["step"], one["id"]): one["kind"] for one in wanted}
+    found, gone = list[dict[str, Any]](), 0
+    with closing(RolloutLog(folder / "rollouts")) as log:
+        steps = sorted({step for step, _ in kinds})
+        for step, judged in recorded_groups(config, log, steps):
+            for group, verdicts in judged or ():
+                for index, verdict in enumerate(verdicts):
+                    kind = kinds.get((step, group.completions[index].id))
+                    if kind is None or verdict.second is None:
+                        continue
+                    if not group.problem.id:
+                        gone += 1
+                        continue
+                    found.append(
+                        _as_row(Rejudged(step, group, index, verdict, verdict.second), kind)
+                    )
+    return found, gone
+
+
 def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
     completion, verdicts = pair.completion, (pair.logged, pair.new)
     return {
@@ -255,7 +304,7 @@ def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
     return _as_row(pair, _STEP_IS_WRONG) | steps
 
 
-def _draw_rows(rows: Sequence[dict[str, Any]], count: int, seed: int) -> list[dict[str, Any]]:
+def _draw_rows(rows: Sequence[RowType], count: int, seed: int) -> list[RowType]:
     """Draw at most ``count`` random rows, as evenly over both kinds of disagreement as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]

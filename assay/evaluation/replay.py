@@ -42,6 +42,7 @@ from assay.run.metrics import is_timing
 from assay.run.rollout_log import RolloutLog
 from assay.run.rollout_schema import LEARNED_COLUMNS, as_numpy, hash_of_label, names_in_label
 from assay.session.consent import open_config
+from assay.session.second_opinion import window_of
 from assay.session.stage import Stage
 from assay.training.rl import Loop, train_step
 from assay.training.rl_run import open_loop
@@ -111,7 +112,10 @@ def replay(
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
         # The replay uses a copy: a resumed run truncates its journals, and the run must not change.
-        copy = _copy(folder, place / folder.resolve().name, start, step)
+        first = start + 1
+        # The metrics of a second verifier cover the steps before the checkpoint, too.
+        first -= window_of(config) if config.audit is not None else 0
+        copy = _copy(folder, place / folder.resolve().name, start, range(max(1, first), step + 1))
         # The thread count changes the last bits of sums, so the recorded count is used.
         changes = [*_AS_IT_WAS]
         if config.run.threads is None and environment.get("threads"):
@@ -175,7 +179,7 @@ def _ranges(steps: Sequence[int]) -> str:
     return ", ".join(f"{a[0]}-{a[-1]}" if len(a) > 1 else str(a[0]) for a in parts)
 
 
-def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
+def _copy(folder: Path, copy: Path, start: int, shards: range) -> Path:
     """Create the directory of a run that was killed after it wrote a step's rollouts.
 
     Large files are symbolic links. Linked shards and checkpoints are safe, because writing a file
@@ -196,7 +200,8 @@ def _copy(folder: Path, copy: Path, start: int, step: int) -> Path:
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
-    links = [Path("rollouts") / f"step-{one:06d}.parquet" for one in range(start + 1, step + 1)]
+    links = [Path("rollouts") / f"step-{one:06d}.parquet" for one in shards]
+    links = [one for one in links if (folder / one).is_file()]
     links += [Path("checkpoints") / f"step-{start:06d}"] if start else []
     for one in links:
         os.symlink((folder / one).resolve(), copy / one)

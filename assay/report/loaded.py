@@ -31,6 +31,7 @@ READABLE = (
         "num_injected",
     ),
     *("finish_reason", "policy_version", "verifier", "judge_seconds", "tags"),
+    *("second_status", "second_verifier", "second_detail"),
     *("draw", "group_id", "completion_id"),
 )
 """Default columns of rollouts. Token-level columns must be requested by name."""

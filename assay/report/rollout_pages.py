@@ -181,6 +181,9 @@ def verdict_html(row: Row) -> str:
     facts = [(name, f"{value:.4g}") for name, value in row["components"] or ()]
     facts += [("extracted", row["extracted"]), ("reason", row["reason"])]
     facts += [("detail", row["detail"]), ("verifier", row["verifier"])]
+    if row.get("second_status"):
+        said = f"{row['second_status']} by {row['second_verifier']}"
+        facts += [("second", said.replace("_", " ", 1)), ("second detail", row["second_detail"])]
     items = "".join(
         f"<div><dt>{safe(name)}</dt><dd>{safe(cut(str(value)))}</dd></div>"
         for name, value in facts

@@ -110,3 +110,7 @@ def _facts(row: Row) -> Iterator[str]:
         said = repr(row["extracted"])
         yield f"extracted {said if len(said) <= _LONGEST else f'{said[:_LONGEST]}...'}"
     yield from (str(row[name]) for name in ("reason", "detail") if row[name])
+    if row["second_status"] is not None:
+        detail = f" ({row['second_detail']})" if row["second_detail"] else ""
+        status = row["second_status"].replace("_", " ")
+        yield f"second: {status} by {row['second_verifier']}{detail}"

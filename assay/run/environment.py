@@ -31,7 +31,7 @@ _PACKAGES = [
     "peft",
 ]
 
-_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale")
+_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale", "audit")
 """Configuration sections whose changes do not affect sampling, verdicts or learning."""
 _HARMFUL = (
     "verification.options",

@@ -11,7 +11,8 @@ from assay.errors import ConfigError, RunStopped, message
 from assay.host.records import read_events
 from assay.host.user_code import import_object
 from assay.run.evidence import GuardFinding, write_evidence
-from assay.run.guard_checks import CHECKS, Seen
+from assay.run.guard_checks import CHECKS
+from assay.run.guard_windows import Seen
 
 if TYPE_CHECKING:
     from assay.run.directory import Run

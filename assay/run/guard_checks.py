@@ -7,58 +7,19 @@ names its check and gives its limit, floor and window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from assay.config.guard import HALVED, Rule
-from assay.run.evaluations import Row, accuracy_of, of_deciding_kind
-from assay.run.history import History, Window
-from assay.run.intervals import t_quantile
+from assay.config.guard import Rule
+from assay.run.evaluations import accuracy_of, of_deciding_kind
+from assay.run.guard_windows import CheckFound, Rise, Seen, rise_in, strict
+from assay.run.history import Window
+from assay.run.intervals import Interval, share_interval
 from assay.run.paired import gain_between
 
-# The following metrics have the prefix ``reward/`` of reward components, but are no components.
-_NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
 PASSED = "verdict/passed"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Data that a check reads.
-
-    row: metrics of the newest step. after: step at which the rule last fired; windows start after
-    this step. price: cost per hour. planned: planned number of steps of the run.
-    """
-
-    history: History
-    evaluations: Sequence[Row] = ()
-    row: Mapping[str, float] = field(default_factory=dict[str, float])
-    after: int = 0
-    price: float = 1.0
-    planned: int = 1000
-
-    def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
-        """Yield (name, newest window) of each metric that a rule reads, if the window is full."""
-        for pattern in rule.reads:
-            for name in self.history.names(pattern):
-                part = self.history.newest(name, rule.window, self.after)
-                if part is not None and name not in _NO_PARTS:
-                    yield name, part
-
-
-@dataclass(frozen=True)
-class CheckFound:
-    """Result of a check that fires.
-
-    since: first step of the reported condition. series: names of the tested metrics, first the one
-    that the message names. numbers: values for the placeholders of the rule's message.
-    """
-
-    since: int
-    series: Sequence[str]
-    numbers: Mapping[str, Any]
 
 
 def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
@@ -171,41 +132,19 @@ SURE = 0.9
 """Pass rate above which low entropy is the desired result of training, not a fault."""
 
 
-LOOKS = 5
-"""Number of significance tests per window."""
-
-
-def _strict(rule: Rule, seen: Seen) -> float | None:
-    """Return the critical value of a test at this step, in standard errors; None without a test.
-
-    There are `LOOKS` tests per window. All tests of a run share the rule's ``chance``, the
-    probability of a false alarm, in equal parts (Bonferroni). The degrees of freedom are those of
-    two halves of a window, or of two windows.
-    """
-    # An uncorrected test at every step of a long run eventually fires by chance.
-    # Without the correction, entropy_lost stopped 37 to 76 % of healthy runs of 200 steps.
-    # Tests of overlapping windows are correlated, so the true false-alarm rate is even lower.
-    stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
-    if not step or step % stride:
-        return None
-    num_looks = math.ceil(max(seen.planned, step) / stride)
-    num_steps = rule.window if rule.check in HALVED else 2 * rule.window
-    return t_quantile(max(1, num_steps - 2), 2 * rule.chance / num_looks)
-
-
-def _since_start(rule: Rule, seen: Seen, name: str) -> _Rise | None:
+def _since_start(rule: Rule, seen: Seen, name: str) -> Rise | None:
     """Return the rise of a metric from its first to its newest window; None if windows overlap."""
     newest = seen.history.newest(name, rule.window, seen.after)
     first = seen.history.part(name, 0, rule.window) if newest is not None else None
     if newest is None or first is None or newest.steps[0] <= first.steps[-1]:
         return None
     values = np.concatenate([first.values, newest.values])
-    return _rise(Window([*first.steps, *newest.steps], values))
+    return rise_in(Window([*first.steps, *newest.steps], values))
 
 
 def grown(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the window's mean exceeds the first window's by more than limit, significantly."""
-    errors = _strict(rule, seen)
+    errors = strict(rule, seen)
     for name in rule.reads if errors is not None else ():
         rise = _since_start(rule, seen, name) if name in seen.history else None
         if rise is not None and rise.value > rule.bound and rise.times > (errors or 0.0):
@@ -221,7 +160,7 @@ def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     gain may reach the floor (at the rule's ``chance``), or if any further metric rose by more than
     two standard errors.
     """
-    errors = _strict(rule, seen)
+    errors = strict(rule, seen)
     if errors is None:
         return None
     falling, *others = rule.reads
@@ -331,15 +270,15 @@ def against(rule: Rule, seen: Seen) -> CheckFound | None:
     floor, by at least limit standard errors, and significantly at the rule's ``chance``.
     """
     # The metric may rise in a healthy run, so the pass rate alone must bound the false-alarm rate.
-    errors = _strict(rule, seen)
+    errors = strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
     if errors is None or passed is None:
         return None
-    fall = _rise(passed)
+    fall = rise_in(passed)
     if fall.value > -rule.floor or fall.times > -max(rule.bound, errors):
         return None
     for name, part in seen.windows(rule):
-        rise = _rise(part)
+        rise = rise_in(part)
         if rise.times > rule.bound and part.steps == passed.steps:
             numbers = {"before": rise.before, "value": rise.after}
             numbers |= {"passed_before": fall.before, "passed": fall.after}
@@ -353,12 +292,12 @@ def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     The metric's mean must grow by more than the factor limit. A rise of the pass rate by the floor
     must be ruled out at the rule's ``chance``.
     """
-    errors = _strict(rule, seen)
+    errors = strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
     if errors is None or passed is None:
         return None
     for name, part in seen.windows(rule):
-        growth, right = _rise(part), _rise(passed)
+        growth, right = rise_in(part), rise_in(passed)
         if growth.after > rule.bound * growth.before and right.at_most(errors) < rule.floor:
             numbers = {"before": growth.before, "value": growth.after}
             numbers |= {"passed_before": right.before, "passed": right.after}
@@ -381,7 +320,7 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
     between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
     if len(between) < 4:
         return None
-    rise = _rise(Window([series.steps[n] for n in between], series.values[between]))
+    rise = rise_in(Window([series.steps[n] for n in between], series.values[between]))
     if rise.times < -1.0:
         return None
     numbers = {"before": rise.before, "value": rise.after, **fall.numbers}
@@ -435,6 +374,41 @@ def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
     return _Fall(int(best["step"]), int(last["step"]), accuracy_of(best) or 0.0, fall, error)
 
 
+def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
+    """Fire if a share of overruled verdicts is above the limit, or rises by more than the floor.
+
+    The first metric is the share over a window of steps, and the second the number of its problems.
+    The share's lower bound must be above the limit, or the lower bound of its rise since the first
+    full window above 0, both at the rule's ``chance``.
+    """
+    share, count = rule.reads
+    errors = strict(rule, seen)
+    if errors is None or share not in seen.history:
+        return None
+    values, counts = seen.history[share], seen.history[count]
+    if values.steps[-1] <= seen.after:
+        return None
+    value, bounds = float(values.values[-1]), _score_bounds(values, counts, -1, errors)
+    full = values.steps[0] + rule.window - 1
+    first = next((n for n, step in enumerate(values.steps) if step >= full), 0)
+    before, since = float(values.values[first]), max(1, values.steps[-1] - rule.window + 1)
+    # Newcombe's interval of a difference (1998, method 10), from the score intervals of both.
+    low = -1.0
+    if values.steps[-1] - values.steps[first] >= rule.window:
+        its = _score_bounds(values, counts, first, errors)
+        low = value - before - math.hypot(value - bounds[0], its[1] - before)
+    risen = low > 0 and value - before > rule.floor
+    if not risen and bounds[0] <= rule.bound:
+        return None
+    numbers = {"value": value, "low": bounds[0], "before": before, "count": counts.values[-1]}
+    numbers["how"] = "risen from" if risen else "at first"
+    return CheckFound(since, [share], numbers)
+
+
+def _score_bounds(shares: Window, counts: Window, at: int, errors: float) -> Interval:
+    return share_interval(float(shares.values[at]), int(counts.values[at]), errors=errors)
+
+
 def total(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the sum of a metric over all steps exceeds the limit. The largest sum counts."""
     sums = {name: seen.history.total(name) for name in rule.reads}
@@ -454,45 +428,10 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(int(seen.row["step"]), list(rule.reads), {"value": value})
 
 
-@dataclass(frozen=True, slots=True)
-class _Rise:
-    """Rise of a metric between the halves of a window.
-
-    before, after: means of the first and of the second half. error: standard error of the rise.
-    times: the rise in standard errors.
-    """
-
-    before: float
-    after: float
-    error: float
-
-    @property
-    def value(self) -> float:
-        return self.after - self.before
-
-    @property
-    def times(self) -> float:
-        return self.value / self.error
-
-    def at_most(self, errors: float) -> float:
-        """Upper bound of the rise at this many standard errors."""
-        return self.value + errors * self.error
-
-
-def _rise(part: Window) -> _Rise:
-    middle = len(part.values) // 2
-    first, second = part.values[:middle], part.values[middle:]
-    errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
-    before, after = float(first.mean()), float(second.mean())
-    # Equal values have no variance. The lower bound avoids a division by 0 in `times`.
-    error = max(math.sqrt(sum(errors)), 1e-9)
-    return _Rise(before, after, error)
-
-
 _ALL = (
     *(not_finite, above, above_soon, below, jump, lasting_jump, outgrown, grown, fallen),
     *(falls_alone, collapsed, collapsed_beside, against, grows_alone),
-    *(against_heldout, heldout_fell, total, spent),
+    *(against_heldout, heldout_fell, overruled, total, spent),
 )
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one for one in _ALL

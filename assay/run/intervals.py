@@ -47,16 +47,21 @@ def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int])
     return float(np.sqrt((sums**2).sum() * len(sizes) / (len(sizes) - 1)) / len(values))
 
 
-def share_interval(share: float, count: int, stderr: float | None = None) -> Interval:
+def share_interval(
+    share: float, count: int, stderr: float | None = None, errors: float = NORMAL_QUANTILE
+) -> Interval:
     """Return the score interval of the mean share over ``count`` problems (Wilson 1927).
 
-    With share p, count n and z = 1.96: (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n).
+    With share p, count n and z = ``errors`` (1.96 for 95 %):
+
+        (p + z^2/2n ± z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+
     A given ``stderr`` may increase n to the effective sample size p(1-p) / stderr^2 (z/t)^2, with
     Student's t (Korn and Graubard 1998).
     """
     # With several completions per problem, a problem's pass rate varies less than one verdict.
     # Wilson's interval with n problems assumes one verdict per problem, so it would be too wide.
-    z, n = NORMAL_QUANTILE, float(count)
+    z, n = errors, float(count)
     if stderr and count > 1:
         n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)
     middle = share + z**2 / (2 * n)

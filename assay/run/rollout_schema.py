@@ -21,9 +21,20 @@ _STEP_SCORES = pa.list_(pa.struct([("score", _DOUBLE), ("end", _INT)]))
 _DTYPES = {_INTS: np.int32, _FLOATS: np.float32, _BOOLS: np.bool_}
 """NumPy types of the list columns whose values are NumPy arrays."""
 
-SCHEMA_VERSION = 4
+_SECOND = {
+    "status": "second_status",
+    "reason": "second_reason",
+    "verifier": "second_verifier",
+    "extracted": "second_extracted",
+    "detail": "second_detail",
+}
+"""Columns of the second verifier's verdict, by field. Null for a completion without one."""
+SCHEMA_VERSION = 5
 """Version of the columns. Increase the version whenever a column is added."""
-ADDED_IN: Mapping[str, int] = {"token_versions": 2, "turn_ends": 2, "said": 3, "step_weight": 4}
+ADDED_IN: Mapping[str, int] = {
+    **{"token_versions": 2, "turn_ends": 2, "said": 3, "step_weight": 4},
+    **dict.fromkeys(_SECOND.values(), 5),
+}
 """Columns added after version 1, with their version. They are null in older shards."""
 
 
@@ -88,6 +99,10 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "verifier": (_TEXT, lambda row: row.verdict.verifier),
     "verifier_hash": (_TEXT, lambda row: row.hash_of(row.verdict.verifier)),
     "judge_seconds": (_DOUBLE, lambda row: row.verdict.seconds),
+    **{
+        column: (_TEXT, lambda row, name=name: getattr(row.verdict.second, name, None))
+        for name, column in _SECOND.items()
+    },
     # JSON text, so that a new sampling setting needs no new column.
     "sampling": (_TEXT, lambda row: row.sampling),
 }
@@ -236,7 +251,18 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
         step_scores=tuple(StepScore(**one) for one in row["step_scores"] or ()),
         step_weight=1.0 if row["step_weight"] is None else row["step_weight"],
         seconds=row["judge_seconds"] or 0.0,
+        second=_second_verdict(row),
     )
+
+
+def _second_verdict(row: Mapping[str, Any]) -> Verdict | None:
+    fields = {name: row[column] for name, column in _SECOND.items()}
+    if fields["status"] is None:
+        return None
+    fields["detail"] = fields["detail"] or ""
+    # The score of a second verdict is not recorded, because only its status is used.
+    score = {"passed": 1.0, "failed": 0.0}.get(fields["status"])
+    return Verdict(score=score, **fields)
 
 
 def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:

@@ -40,6 +40,7 @@ from assay.session.judging import open_service
 from assay.session.measures import refuse_measures
 from assay.session.mixture_check import PartCheck, check_parts
 from assay.session.reward_trial import try_rewards
+from assay.session.second_opinion import SecondCheck, check_second, code_names
 from assay.session.tag_check import TagWatch
 from assay.session.thinking import check_thinking
 from assay.types import Problem
@@ -89,6 +90,7 @@ def open_verifiers(
         options=options,
         give_up_after=config.completions_a_step or GIVE_UP_AFTER,
         by_tag=config.data.verifier_by_tag,
+        allow=code_names(config),
         **(actors_for(config, options, stack) if actors else {}),
     )
     return stack.enter_context(service)
@@ -239,12 +241,15 @@ def read_problems(
     verifiers.
     """
     data = config.data
+    check_second(config, verifiers)
     judged = check or _training_check(config, verifiers)
     reader, tags, parts = FactReader(config.curriculum), TagWatch(config), PartCheck(config)
+    seconds = SecondCheck(config, verifiers)
 
     def check_all(problem: Problem) -> None:
         parts.check(problem)
         judged(problem)
+        seconds.check(problem)
         reader.check(problem)
         tags.see(problem)
 
@@ -259,7 +264,8 @@ def read_problems(
     report = check_overlap(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
-    return Problems(report.train, heldout, (*report.describe().splitlines(), *tried))
+    notes = (*report.describe().splitlines(), *tried, *seconds.finish())
+    return Problems(report.train, heldout, notes)
 
 
 def open_curriculum(

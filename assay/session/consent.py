@@ -83,6 +83,9 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
         for term in parse_expression(expression):
             yield from (("data.verifier", name) for name in term.names if ":" in name)
+    if config.audit is not None:
+        for term in parse_expression(config.audit.second):
+            yield from (("audit.second", name) for name in term.names if ":" in name)
     rows = {"algorithm.name": config.algorithm.name}
     if config.preference is not None:
         rows["preference.method"] = config.preference.method

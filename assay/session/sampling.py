@@ -115,6 +115,8 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     tree["data"] = data
     # Evaluation settings refer to the run's held-out problems, which this command does not load.
     tree.pop("evaluation", None)
+    # A second verifier belongs to training, and may be the verifier that this command names.
+    tree.pop("audit", None)
     # The training's cluster and server may be gone or cost money, so this command ignores both.
     tree["scale"], tree["server"] = {}, {}
     if (actors := options.get("actors")) is not None:

@@ -42,6 +42,7 @@ from assay.session.assemble import (
 from assay.session.evaluate import evaluate
 from assay.session.learners import rate_words
 from assay.session.placement import on_actors
+from assay.session.second_opinion import SecondOpinion
 from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.types import Group, Problem, Verdict
 from assay.verify.base import resolve
@@ -244,8 +245,12 @@ def attach_sampling(
         run.note(f"warning: {warning}")
     with run.clock.working("load_policy"):
         session.sampler.load_policy(learner.weights())
+    second = None
+    if run.config.audit is not None:
+        second = SecondOpinion(run.config.audit, session.verifiers, run)
+        run.add_metrics(second.metrics)
     judge = judge or session.verifiers
-    verifiers = RunVerifiers(judge, run, judge.describe)
+    verifiers = RunVerifiers(judge, run, judge.describe, second)
     return curriculum, RunGenerator(session.sampler, run), verifiers
 
 

@@ -22,6 +22,7 @@ from assay.model.weights import Weights
 from assay.run.directory import Run, Verifiers
 from assay.run.rollout_log import PutBack
 from assay.session.evaluate import Judge, Judging, compares_siblings
+from assay.session.second_opinion import SecondOpinion
 from assay.types import Group, Problem, Verdict
 
 Logged = tuple[Group, tuple[Verdict, ...]]
@@ -186,11 +187,19 @@ class RunVerifiers:
     """Verifiers that reuse logged verdicts, timed as ``time/verify``.
 
     describe: returns version and hash of each verifier that was loaded so far. Rows may name
-    further verifiers. The run records versions and hashes before the verdicts.
+    further verifiers. The run records versions and hashes before the verdicts. second: adds second
+    verdicts to a sample.
     """
 
-    def __init__(self, verifiers: Judge, run: Run, describe: Callable[[], Verifiers]) -> None:
+    def __init__(
+        self,
+        verifiers: Judge,
+        run: Run,
+        describe: Callable[[], Verifiers],
+        second: SecondOpinion | None = None,
+    ) -> None:
         self.verifiers = verifiers
+        self._second = second
         self._run = run
         self._describe = describe
         self._log = StepLog(run)
@@ -203,16 +212,22 @@ class RunVerifiers:
     def judging(self) -> Yields[RunJudging]:
         """Open a judging session in which logged groups keep their logged verdicts."""
         with self.verifiers.judging() as judging:
-            yield RunJudging(judging, self._run, self._describe, self._log)
+            yield RunJudging(judging, self._run, self._describe, self._log, self._second)
 
 
 class RunJudging:
     """Judging session that returns logged verdicts and judges all other groups."""
 
     def __init__(
-        self, judging: Judging, run: Run, describe: Callable[[], Verifiers], log: StepLog
+        self,
+        judging: Judging,
+        run: Run,
+        describe: Callable[[], Verifiers],
+        log: StepLog,
+        second: SecondOpinion | None = None,
     ) -> None:
         self._judging, self._run, self._describe, self._log = judging, run, describe, log
+        self._second = second
         self._logged: dict[Group, tuple[Verdict, ...]] = {}
 
     def add(self, group: Group) -> None:
@@ -233,4 +248,5 @@ class RunJudging:
             # A row may have been the first to name a verifier, whose version the run must record.
             self._run.check_verifiers(self._describe())
         found |= self._logged
-        return [found[group] for group in groups]
+        judged = [found[group] for group in groups]
+        return judged if self._second is None else self._second.judge(groups, judged)

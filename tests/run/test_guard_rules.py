@@ -13,7 +13,8 @@ import pytest
 from assay.config import GuardConfig
 from assay.config.guard import RULES, Rule
 from assay.errors import ConfigError
-from assay.run.guard_checks import CHECKS, CheckFound, Seen
+from assay.run.guard_checks import CHECKS
+from assay.run.guard_windows import CheckFound, Seen
 from assay.run.history import History
 
 Series = Mapping[str, Sequence[float]]
@@ -76,6 +77,8 @@ CASES: list[tuple[str, Series, Series, dict[str, Any]]] = [
     ("all_right", {"group/all_pass": [1.0] * 20}, {"group/all_pass": [0.9] * 20}, {}),
     ("no_contrast", {"group/reward_std": [0.0] * 20}, {"group/reward_std": [0.1] * 20}, {}),
     ("second_opinion", {"reward/math_verify.rescued": [0.2] * 10}, {"reward/math_verify.rescued": [0.05] * 10}, {}),
+    ("false_accept", {"verifier/false_accept": [0.05] * 20 + [0.6] * 20, "verifier/num_problems": [30.0] * 40},
+     {"verifier/false_accept": [0.02] * 20 + [0.06] * 20, "verifier/num_problems": [30.0] * 40}, {}),
     ("repetition", {"text/repeated": [0.1] * 6 + [0.5] * 5}, {"text/repeated": [0.4] * 6 + [0.5] * 5}, {}),
     ("truncated", {"length/truncated": [0.95] * 10}, {"length/truncated": [0.5] * 10}, {}),
     ("grad_norm", {"optimizer/grad_norm": [0.5] * 20 + [11.0]}, {"optimizer/grad_norm": [0.5] * 20 + [4.0]}, {}),

@@ -70,6 +70,11 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "siblings": Feature("a reward that compares siblings (`kimi_length`)"),
     "remote": Feature("a remote verifier (`remote:NAME`)"),
+    "audit": Feature(
+        "a second verifier (`[audit]`)",
+        {"audit": {"second": "train_worlds:few_marks", "accepted": 1.0, "rejected": 0.5}},
+        slow=True,
+    ),
     "resume": Feature("`assay train --resume RUN`"),
     "replay": Feature("`assay run replay RUN --step 2`"),
 }

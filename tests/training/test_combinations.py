@@ -111,6 +111,12 @@ def shows_remote(run: Path, rows: Rows) -> bool:
     )
 
 
+def shows_second(run: Path, rows: Rows) -> bool:
+    """All passes have a second verdict, and all second verdicts were judged."""
+    asked = [row for row in rows if row["second_status"] or row["status"] == "passed"]
+    return bool(asked) and {row["second_status"] for row in asked} <= {"passed", "failed"}
+
+
 def shows_parts(run: Path, rows: Rows) -> bool:
     """Each part has a prompt of both steps, and the first its shorter completions."""
     limit = load(run / "config.toml").data.mixture[PARTS[0]].max_tokens
@@ -148,6 +154,7 @@ SHOWS: Mapping[str, Callable[[Path, Rows], bool]] = {
     "teacher": shows_teacher,
     "siblings": shows_siblings,
     "remote": shows_remote,
+    "audit": shows_second,
 }
 """How a run shows that a feature did what it is for."""
 

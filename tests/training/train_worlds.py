@@ -57,6 +57,11 @@ def never_judged(problem: Problem, completion: Completion) -> None:
     """A checker that can never say anything."""
 
 
+def judged_at_times(problem: Problem, completion: Completion) -> float | None:
+    """A checker that says something about three texts in four, by text alone."""
+    return None if sum(map(ord, completion.text)) % 4 == 0 else 1.0
+
+
 def hangs(problem: Problem, completion: Completion) -> float:
     """A checker that never comes back."""
     time.sleep(60)

@@ -1,0 +1,105 @@
+"""The second verdicts that a run's ``[audit]`` recorded, for ``assay run audit``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.host.files import plain
+from assay.run.opinions import (
+    OPINION_COLUMNS,
+    Opinion,
+    OverruledShare,
+    opinion_of,
+    overruled_share,
+)
+from assay.run.rollout_log import RolloutLog, read_columns
+
+
+@dataclass(frozen=True)
+class LiveAudit:
+    """Second verdicts of a whole run.
+
+    verifier: label of the second verifier; labels are joined if it changed. asked, not_judged:
+    numbers of completions. accepted, rejected: shares that the second verifier overrules. queued:
+    number of rows that joined the queue in this call. gone: number of disagreements whose problems
+    are no longer in the run's sources.
+    """
+
+    verifier: str
+    asked: int
+    not_judged: int
+    accepted: OverruledShare | None
+    rejected: OverruledShare | None
+    queued: int = 0
+    gone: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return plain(asdict(self))
+
+    def lines(self) -> list[str]:
+        """Return the lines that `assay run audit` prints."""
+        lines = [f"during the run, {self.verifier} judged {self.asked} completions again"]
+        if self.not_judged:
+            lines[0] += f", and could not judge {self.not_judged} of them"
+        for share, kind, verb in (
+            (self.accepted, "accepted", "rejects"),
+            (self.rejected, "rejected", "accepts"),
+        ):
+            if share is not None:
+                low, high = share.interval
+                lines.append(
+                    f"  it {verb} {share.value:.1%} of the {kind} (95% interval {low:.1%} to"
+                    f" {high:.1%}; {share.num_overruled} of {share.num_judged} completions,"
+                    f" {share.num_problems} problems)"
+                )
+        if self.gone:
+            lines.append(f"  {self.gone} disagreements left out: their problems are gone")
+        return lines
+
+
+Disagreement = Mapping[str, Any]
+"""``step``, ``id`` and ``kind`` of a completion on which the verdicts differ."""
+
+
+def read_live_audit(
+    folder: Path, ways: Mapping[tuple[str, str], str]
+) -> tuple[LiveAudit | None, list[Disagreement]]:
+    """Return the summary and all disagreements of a run; (None, []) without second verdicts.
+
+    ways: kind of a disagreement by the two statuses.
+    """
+    opinions: list[Opinion] = []
+    found: list[Disagreement] = []
+    for step, id, one in _opinions(folder):
+        opinions.append(one)
+        if (kind := ways.get((one.first, one.second or ""))) is not None:
+            found.append({"step": step, "id": id, "kind": kind})
+    asked = [one for one in opinions if one.second is not None]
+    if not asked:
+        return None, []
+    names = dict.fromkeys(one.verifier or "?" for one in asked)
+    summary = LiveAudit(
+        verifier=" and ".join(names),
+        asked=len(asked),
+        not_judged=sum(not one.known for one in asked),
+        accepted=overruled_share(asked, "passed"),
+        rejected=overruled_share(asked, "failed"),
+    )
+    return summary, found
+
+
+def _opinions(folder: Path) -> Iterator[tuple[int, str, Opinion]]:
+    log = RolloutLog(folder / "rollouts")
+    try:
+        for step in log.steps():
+            rows: Sequence[Mapping[str, Any]] = (
+                read_columns(log.path(step), (*OPINION_COLUMNS, "completion_id")) or ()
+            )
+            for row in rows:
+                yield step, row["completion_id"], opinion_of(row)
+    finally:
+        log.close()

@@ -1,0 +1,111 @@
+"""What the guard's checks read, and the statistics that several checks share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.config.guard import HALVED, Rule
+from assay.run.evaluations import Row
+from assay.run.history import History, Window
+from assay.run.intervals import t_quantile
+
+# The following metrics have the prefix ``reward/`` of reward components, but are no components.
+_NO_PARTS = ("reward/std", "reward/per_token", "reward/kl", "reward/overlong")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Data that a check reads.
+
+    row: metrics of the newest step. after: step at which the rule last fired; windows start after
+    this step. price: cost per hour. planned: planned number of steps of the run.
+    """
+
+    history: History
+    evaluations: Sequence[Row] = ()
+    row: Mapping[str, float] = field(default_factory=dict[str, float])
+    after: int = 0
+    price: float = 1.0
+    planned: int = 1000
+
+    def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
+        """Yield (name, newest window) of each metric that a rule reads, if the window is full."""
+        for pattern in rule.reads:
+            for name in self.history.names(pattern):
+                part = self.history.newest(name, rule.window, self.after)
+                if part is not None and name not in _NO_PARTS:
+                    yield name, part
+
+
+@dataclass(frozen=True)
+class CheckFound:
+    """Result of a check that fires.
+
+    since: first step of the reported condition. series: names of the tested metrics, first the one
+    that the message names. numbers: values for the placeholders of the rule's message.
+    """
+
+    since: int
+    series: Sequence[str]
+    numbers: Mapping[str, Any]
+
+
+LOOKS = 5
+"""Number of significance tests per window."""
+
+
+def strict(rule: Rule, seen: Seen) -> float | None:
+    """Return the critical value of a test at this step, in standard errors; None without a test.
+
+    There are `LOOKS` tests per window. All tests of a run share the rule's ``chance``, the
+    probability of a false alarm, in equal parts (Bonferroni). The degrees of freedom are those of
+    two halves of a window, or of two windows.
+    """
+    # An uncorrected test at every step of a long run eventually fires by chance.
+    # Without the correction, entropy_lost stopped 37 to 76 % of healthy runs of 200 steps.
+    # Tests of overlapping windows are correlated, so the true false-alarm rate is even lower.
+    stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
+    if not step or step % stride:
+        return None
+    num_looks = math.ceil(max(seen.planned, step) / stride)
+    num_steps = rule.window if rule.check in HALVED else 2 * rule.window
+    return t_quantile(max(1, num_steps - 2), 2 * rule.chance / num_looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """Rise of a metric between the halves of a window.
+
+    before, after: means of the first and of the second half. error: standard error of the rise.
+    times: the rise in standard errors.
+    """
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def value(self) -> float:
+        return self.after - self.before
+
+    @property
+    def times(self) -> float:
+        return self.value / self.error
+
+    def at_most(self, errors: float) -> float:
+        """Upper bound of the rise at this many standard errors."""
+        return self.value + errors * self.error
+
+
+def rise_in(part: Window) -> Rise:
+    """Return the rise of a metric between the halves of a window."""
+    middle = len(part.values) // 2
+    first, second = part.values[:middle], part.values[middle:]
+    errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
+    before, after = float(first.mean()), float(second.mean())
+    # Equal values have no variance. The lower bound avoids a division by 0 in `times`.
+    error = max(math.sqrt(sum(errors)), 1e-9)
+    return Rise(before, after, error)

@@ -1,0 +1,111 @@
+"""Statistics of a second verifier's verdicts on a run's completions (``[audit]``)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from assay.run.intervals import Interval, share_interval, stderr_of
+
+
+class Opinion(NamedTuple):
+    """The statuses of a completion's verdict and of its second verdict.
+
+    problem: id of the problem. second: None for a completion without a second verdict. verifier:
+    label of the second verifier.
+    """
+
+    problem: str
+    first: str
+    second: str | None = None
+    verifier: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether both verifiers judged the completion."""
+        return self.first != "not_judged" and self.second in ("passed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class OverruledShare:
+    """Share of the verdicts of one kind that the second verifier contradicts.
+
+    value: mean over problems of the share of a problem's completions. interval: its 95 % interval.
+    num_judged, num_overruled: numbers of completions.
+    """
+
+    value: float
+    interval: Interval
+    num_problems: int
+    num_judged: int
+    num_overruled: int
+
+
+def overruled_share(opinions: Iterable[Opinion], status: str) -> OverruledShare | None:
+    """Return the share of ``status`` verdicts that are overruled; None without second verdicts."""
+    by_problem: dict[str, list[bool]] = defaultdict(list)
+    for one in opinions:
+        if one.known and one.first == status:
+            by_problem[one.problem].append(one.second != status)
+    if not by_problem:
+        return None
+    # Sorted, because a resumed run reads the completions in another order, and sums of floats
+    # depend on the order.
+    shares = [sum(by_problem[name]) / len(by_problem[name]) for name in sorted(by_problem)]
+    value = sum(shares) / len(shares)
+    interval = share_interval(value, len(shares), stderr_of(shares))
+    judged = [one for own in by_problem.values() for one in own]
+    return OverruledShare(value, interval, len(shares), len(judged), sum(judged))
+
+
+def opinion_metrics(window: Sequence[Opinion], step: Sequence[Opinion]) -> dict[str, float]:
+    """Return the metrics of second verdicts. window: completions of the last steps, with ``step``.
+
+    The disagreement weights accepted and rejected completions by their shares of all judged ones,
+    because different shares of both are sampled. Its interval is that of Zou and Donner (2008).
+    """
+    asked = [one for one in step if one.second is not None]
+    found = {"verifier/num_second": float(len(asked))}
+    found["verifier/num_second_not_judged"] = float(sum(not one.known for one in asked))
+    kinds = {"passed": "verifier/false_accept", "failed": "verifier/false_reject"}
+    shares = {status: overruled_share(window, status) for status in kinds}
+    for status, name in kinds.items():
+        if (share := shares[status]) is not None:
+            found |= _with_interval(name, share.value, share.interval)
+    accepted, rejected = shares["passed"], shares["failed"]
+    if accepted is not None:
+        found["verifier/num_problems"] = float(accepted.num_problems)
+    if accepted is not None and rejected is not None:
+        first = [one.first for one in window if one.first != "not_judged"]
+        weight = first.count("passed") / len(first)
+        both = ((weight, accepted), (1 - weight, rejected))
+        value = sum(own * share.value for own, share in both)
+        down, up = (
+            math.hypot(*(own * (share.value - share.interval[side]) for own, share in both))
+            for side in (0, 1)
+        )
+        interval = max(0.0, value - down), min(1.0, value + up)
+        found |= _with_interval("verifier/disagreement", value, interval)
+    return found
+
+
+def _with_interval(name: str, value: float, interval: Interval) -> dict[str, float]:
+    return {name: value, f"{name}_low": interval[0], f"{name}_high": interval[1]}
+
+
+OPINION_COLUMNS = ("problem_id", "status", "second_status", "second_verifier")
+"""Columns of the rollout log from which `opinion_of` reads."""
+
+
+def opinion_of(row: Mapping[str, str | None]) -> Opinion:
+    """Return the opinion of a row of the rollout log."""
+    problem, first, second, verifier = (row[name] for name in OPINION_COLUMNS)
+    return Opinion(problem or "", first or "not_judged", second, verifier)
+
+
+def of_one_verifier(opinions: Iterable[Opinion], labels: Collection[str | None]) -> list[Opinion]:
+    """Remove the second verdicts of other verifiers, for example from before a resume."""
+    return [one if one.verifier in labels else Opinion(*one[:2]) for one in opinions]

@@ -1,0 +1,207 @@
+"""A second verifier judges a sample of a run's completions during the run (``[audit]``).
+
+Its verdicts are metrics, columns of the rollout log and rows of ``assay run audit``. They are never
+part of the reward.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+
+from assay.config import AuditConfig, TrainConfig
+from assay.config.guard import RULES
+from assay.errors import ConfigError, VerifierError, message
+from assay.run.directory import Run
+from assay.run.opinions import (
+    OPINION_COLUMNS,
+    Opinion,
+    of_one_verifier,
+    opinion_metrics,
+    opinion_of,
+)
+from assay.run.rollout_log import read_columns
+from assay.session.evaluate import judge_groups
+from assay.types import Group, Problem, Verdict
+from assay.verify.expression import parse_expression
+from assay.verify.service import VerifierService
+
+RULE = "false_accept"
+
+
+class SecondOpinion:
+    """Judges the sample of each step, and computes the metrics of the last steps.
+
+    The metrics cover the window of the guard rule `RULE`. The sample depends only on the seed, the
+    step and the completion's id. The second verifier runs in the workers of the run's verifiers.
+    """
+
+    def __init__(self, settings: AuditConfig, service: VerifierService, run: Run) -> None:
+        self._settings, self._service, self._run = settings, service, run
+        self._window = window_of(run.config)
+        self._steps: dict[int, dict[str, Opinion]] = {}
+        self._judged_none_yet, self._why = True, ""
+        for step in run.rollouts.steps():
+            if run.step - self._window < step <= run.step:
+                columns = (*OPINION_COLUMNS, "completion_id")
+                rows = read_columns(run.rollouts.path(step), columns) or ()
+                self._steps[step] = {row["completion_id"]: opinion_of(row) for row in rows}
+                self._judged_none_yet &= not any(one.known for one in self._steps[step].values())
+
+    def judge(
+        self, groups: Sequence[Group], verdicts: Sequence[tuple[Verdict, ...]]
+    ) -> list[tuple[Verdict, ...]]:
+        """Return the verdicts with the second verdicts of the sampled completions.
+
+        A verdict from the rollout log keeps its second verdict.
+        """
+        places = [
+            [
+                at
+                for at, (one, verdict) in enumerate(zip(group.completions, own, strict=True))
+                if verdict.second is None and self._draws(one.id, verdict)
+            ]
+            for group, own in zip(groups, verdicts, strict=True)
+        ]
+        asked = [
+            replace(
+                group,
+                problem=replace(group.problem, verifier=self._settings.second),
+                completions=tuple(group.completions[at] for at in own),
+            )
+            for group, own in zip(groups, places, strict=True)
+            if own
+        ]
+        with self._run.phase("audit"):
+            answers = iter(chain.from_iterable(judge_groups(self._service, asked)))
+        found: list[tuple[Verdict, ...]] = []
+        for own, at in zip(verdicts, places, strict=True):
+            second = {place: _status_only(next(answers)) for place in at}
+            found.append(
+                tuple(
+                    replace(one, second=second[n]) if n in second else one
+                    for n, one in enumerate(own)
+                )
+            )
+        self._remember(groups, found)
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the current step; see `opinion_metrics`."""
+        now = self._run.step + 1
+        self._steps = {
+            step: own for step, own in self._steps.items() if now - self._window < step <= now
+        }
+        step = [*self._steps.get(now, {}).values()]
+        window = [one for own in self._steps.values() for one in own.values()]
+        # After a resume with another second verifier, earlier verdicts are not comparable.
+        labels = {one.verifier for one in step} or {one.verifier for one in window}
+        self._warn_if_never_judged(step)
+        return opinion_metrics(of_one_verifier(window, labels), step)
+
+    def _draws(self, completion_id: str, verdict: Verdict) -> bool:
+        if not verdict.judged:
+            return False
+        share = self._settings.accepted if verdict.correct else self._settings.rejected
+        # A string seeds with all its bits; hash() would differ between processes.
+        key = f"{self._run.config.run.seed} audit {self._run.step + 1} {completion_id}"
+        return share > 0 and random.Random(key).random() < share
+
+    def _remember(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        opinions = self._steps.setdefault(self._run.step + 1, {})
+        for group, own in zip(groups, verdicts, strict=True):
+            for one, verdict in zip(group.completions, own, strict=True):
+                second = verdict.second
+                facts = () if second is None else (second.status, second.verifier)
+                opinions[one.id] = Opinion(group.problem.id, verdict.status, *facts)
+                if second is not None and not second.judged:
+                    self._why = second.detail or second.reason or ""
+
+    def _warn_if_never_judged(self, step: Sequence[Opinion]) -> None:
+        """Warn once if the second verifier judged none of its first completions."""
+        asked = [one for one in step if one.second is not None]
+        if self._judged_none_yet and asked:
+            self._judged_none_yet = False
+            if not any(one.known for one in asked):
+                self._run.note(
+                    f"warning: audit.second: {self._settings.second} judged none of"
+                    f" {len(asked)} completions: {self._why}"
+                )
+
+
+def _status_only(verdict: Verdict) -> Verdict:
+    """Return the parts of a second verdict that the rollout log records."""
+    # A resumed run must continue with equal verdicts, whether they come from the log or not.
+    names = ("status", "reason", "verifier", "extracted", "detail")
+    score = float(verdict.correct) if verdict.judged else None
+    return Verdict(score=score, **{name: getattr(verdict, name) for name in names})
+
+
+def window_of(config: TrainConfig) -> int:
+    """Return the number of steps that the metrics cover: the window of the guard rule `RULE`."""
+    rules = [rule for rule in config.watched.active() if rule.name == RULE]
+    return (rules[0] if rules else RULES[RULE]).window
+
+
+class SecondCheck:
+    """Checks that the second verifier can judge the training rows."""
+
+    def __init__(self, config: TrainConfig, service: VerifierService) -> None:
+        self._settings, self._service = config.audit, service
+        self._seen = self._unusable = 0
+        self._first = ""
+
+    def check(self, problem: Problem) -> None:
+        """Count a row, and whether its spec is invalid for the second verifier."""
+        if self._settings is None:
+            return
+        self._seen += 1
+        seconds = replace(problem, verifier=self._settings.second)
+        try:
+            self._service.check_problem(seconds)
+            why = self._service.lacks(seconds)
+        except VerifierError as error:
+            why = str(error)
+        if why:
+            self._unusable += 1
+            self._first = self._first or f"{problem.place} {why}"
+
+    def finish(self) -> list[str]:
+        """Return a line for each finding. Raises ConfigError if no row can be judged."""
+        if self._settings is None:
+            return []
+        name = self._settings.second
+        if self._seen and self._unusable == self._seen:
+            accepted = f"a verifier that can judge the training rows; the first: {self._first}"
+            raise ConfigError(message("audit.second", name, accepted))
+        shares = {"accepted": self._settings.accepted, "rejected": self._settings.rejected}
+        parts = [f"{share:.0%} of the {kind}" for kind, share in shares.items() if share]
+        lines = [f"audit: {name} judges {' and '.join(parts)} completions, never for the reward"]
+        if self._unusable:
+            lines.append(
+                f"warning: audit.second: {name} cannot judge {self._unusable} of {self._seen}"
+                f" training rows; the first: {self._first}"
+            )
+        return lines
+
+
+def check_second(config: TrainConfig, service: VerifierService) -> None:
+    """Raise ConfigError for a second verifier that cannot judge single completions."""
+    if config.audit is None:
+        return
+    name = config.audit.second
+    service.check([name])
+    if compares := service.compares_siblings(Problem("", "", verifier=name)):
+        found = f"{compares[0]}, which compares the completions of a group"
+        accepted = "verifiers that judge each completion by itself: a sample is no group"
+        raise ConfigError(message("audit.second", found, accepted))
+
+
+def code_names(config: TrainConfig) -> list[str]:
+    """Return the Python names in the second verifier's expression. Raises VerifierError."""
+    if config.audit is None:
+        return []
+    terms = parse_expression(config.audit.second, "audit.second")
+    return [name for term in terms for name in term.names if ":" in name]
