@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import tomli_w
@@ -221,3 +222,11 @@ def _table(value: Any, where: str, accepted: str) -> Mapping[str, Any]:
 
 def _complaint(value: Any, where: str, accepted: str) -> str:
     return message(where, toml_words(value), accepted).removeprefix(": ")
+
+
+def not_toml(path: Path, reason: str) -> str:
+    """Return the message of a TOML syntax error, with the line number after the file name."""
+    place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
+    if place is None:
+        return f"{path}: not TOML: {reason}"
+    return f"{path}:{place[1]} not TOML: {reason[: place.start()]}, at column {place[2]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import tomllib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from assay.config.scale import ScaleConfig
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.server import ServerConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
-from assay.config.toml_text import apply_override, key_lines
+from assay.config.toml_text import apply_override, key_lines, not_toml
 from assay.config.tools import ToolsConfig
 from assay.config.upkeep import (
     AuditConfig,
@@ -239,7 +238,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise ConfigError(f"{path}: not TOML: brackets nested too deeply") from error
     except ValueError as error:
         # Python also raises a plain ValueError for an integer of more than 4300 digits.
-        raise ConfigError(_not_toml(path, str(error))) from error
+        raise ConfigError(not_toml(path, str(error))) from error
     return tree, lines
 
 
@@ -375,14 +374,6 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
             default = "None" if field.default is None else toml_words(field.default)
             default = "required" if field.is_required() else default
             yield f"{table_prefix}{name}", kind, default, field.description or ""
-
-
-def _not_toml(path: Path, reason: str) -> str:
-    """Return the message of a TOML syntax error, with the line number after the file name."""
-    place = re.search(r" \(at line (\d+), column (\d+)\)$", reason)
-    if place is None:
-        return f"{path}: not TOML: {reason}"
-    return f"{path}:{place[1]} not TOML: {reason[: place.start()]}, at column {place[2]}"
 
 
 def holds_text(key: str, model: type[BaseModel] = TrainConfig) -> bool:
