@@ -25,6 +25,7 @@ BUILT_IN = {
     "code": "assay.verify.programs.code_tests:CODE",
     "program": "assay.verify.programs.compiled:PROGRAM",
     "repository": "assay.verify.repository.repository:REPOSITORY",
+    "sql": "assay.verify.sql.queries:SQL",
     "manifests": "assay.verify.manifests.manifests:MANIFESTS",
     "think_format": "assay.verify.style.format:THINK_FORMAT",
     "answer_tags": "assay.verify.style.format:ANSWER_TAGS",

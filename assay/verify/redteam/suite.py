@@ -209,6 +209,7 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "exact": _of_answer,
     "code": _of_code,
     "manifests": lambda problem: {} if {"keep", "require"} & problem.spec.keys() else None,
+    "sql": lambda problem: {} if isinstance(problem.spec.get("schema"), str) else None,
     "instructions": lambda problem: {} if "instruction_id_list" in problem.spec else None,
     "think_format": lambda problem: None if problem.spec else {},
     "countdown": _of_countdown,

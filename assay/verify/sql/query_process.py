@@ -1,0 +1,126 @@
+"""The isolated process that runs one query on every database of a row.
+
+The process reads ``request.json`` and prints one JSON line per database. It gets no expected rows.
+The sandbox runs this file without the package, so it imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+import time
+from typing import Any
+
+# Virtual-machine instructions of SQLite between two looks at the clock.
+STEPS = 2000
+# A query may read tables and call functions. Everything else is denied: ATTACH and PRAGMA too.
+READS = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+# Set-up statements may write, but may not open other files or load code.
+NO_SETUP = {
+    sqlite3.SQLITE_ATTACH,
+    sqlite3.SQLITE_DETACH,
+    sqlite3.SQLITE_PRAGMA,
+    sqlite3.SQLITE_CREATE_VTABLE,
+}
+NO_FUNCTIONS = {"load_extension", "fts3_tokenizer", "random", "randomblob"}
+
+
+class TooMuch(Exception):
+    """Raised for a query above a limit."""
+
+
+def main() -> None:
+    """Run the request's query on each database, and print the result of each."""
+    with open("request.json", encoding="utf-8") as file:
+        request = json.load(file)
+    deadline = time.process_time() + request["seconds"]
+    room = request["characters"]
+    for database in request["databases"]:
+        result = run(request["schema"], database, request["query"], deadline, request["rows"], room)
+        line = json.dumps(result)
+        room -= len(line)
+        print(line, flush=True)
+
+
+def run(
+    schema: str, database: str, query: str, deadline: float, most_rows: int, room: int
+) -> dict[str, Any]:
+    """Return ``{"rows", "width"}``, or ``{"stage", "error"}`` with setup, parse, run or limit."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    # Texts of damaged bytes must not raise an error that a text of the same query would not.
+    connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+    for limit, value in (
+        (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
+        (sqlite3.SQLITE_LIMIT_LENGTH, 10_000_000),
+        (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 4_000_000),
+        (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000),
+    ):
+        connection.setlimit(limit, value)
+    connection.set_progress_handler(lambda: time.process_time() > deadline, STEPS)
+    stage = "setup"
+    try:
+        connection.set_authorizer(_allows_setup)
+        connection.executescript(schema)
+        connection.executescript(database)
+        connection.set_authorizer(_allows_reading)
+        stage = "parse"
+        # EXPLAIN compiles the query without running it.
+        connection.execute(f"EXPLAIN {query}").close()
+        stage = "run"
+        cursor = connection.execute(query)
+        if cursor.description is None:
+            return {"stage": "parse", "error": "no query"}
+        return {"rows": _rows(cursor, most_rows, room), "width": len(cursor.description)}
+    except TooMuch as error:
+        return {"stage": "limit", "error": str(error)}
+    except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        late = time.process_time() > deadline and stage != "setup"
+        return {"stage": "limit" if late else stage, "error": str(error)}
+    except MemoryError:
+        return {"stage": "limit" if stage == "run" else stage, "error": "too much memory"}
+    finally:
+        connection.close()
+
+
+def _rows(cursor: sqlite3.Cursor, most_rows: int, room: int) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for row in cursor:
+        if len(rows) == most_rows:
+            raise TooMuch(f"more than {most_rows} rows")
+        rows.append([_plain(value) for value in row])
+        room -= sum(len(value) if isinstance(value, str) else 20 for value in rows[-1])
+        if room < 0:
+            raise TooMuch("rows with too many characters")
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of SQLite for JSON. JSON has neither bytes nor infinity."""
+    if isinstance(value, float):
+        return {"real": repr(value)}
+    return {"blob": value.hex()} if isinstance(value, bytes) else value
+
+
+def _allows_reading(action: int, one: str | None, two: str | None, *_: Any) -> int:
+    denied = action not in READS
+    if action == sqlite3.SQLITE_FUNCTION:
+        denied = str(two).lower() in NO_FUNCTIONS
+    return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+
+def _allows_setup(action: int, one: str | None, two: str | None, *_: Any) -> int:
+    denied = action in NO_SETUP
+    if action == sqlite3.SQLITE_FUNCTION:
+        denied = str(two).lower() in ("load_extension", "fts3_tokenizer")
+    return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+
+if __name__ == "__main__":
+    sys.setrecursionlimit(10_000)
+    main()
