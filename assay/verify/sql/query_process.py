@@ -1,6 +1,6 @@
 """The isolated process that runs one query on every database of a row.
 
-The process reads ``request.json`` and prints one JSON line per database. It gets no expected rows.
+The process reads ``request.json`` and writes one JSON line per database. It gets no expected rows.
 The sandbox runs this file without the package, so it imports the standard library only.
 """
 
@@ -45,7 +45,8 @@ def main() -> None:
         result = run(request["schema"], database, request["query"], deadline, request["rows"], room)
         line = json.dumps(result)
         room -= len(line)
-        print(line, flush=True)
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
 
 def run(
