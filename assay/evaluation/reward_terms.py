@@ -21,7 +21,7 @@ from assay.host.terminal import aligned, lined
 from assay.learn.baselines import group_advantages
 from assay.report.loaded import LoadedRun, load_run
 from assay.session.assemble import choose_algorithm
-from assay.verify.expression import parse_expression
+from assay.verify.expression import parse_expression, unpinned
 
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
 # Tolerance for a sum of single-precision values.
@@ -131,7 +131,7 @@ def _contributions(row: Mapping[str, Any]) -> dict[str, float] | None:
     components, found = row["components"] or {}, dict[str, float]()
     label = _NEGATIVE.sub(r"-\2*", row["verifier"])
     for term in parse_expression(label):
-        name = "|".join(one.partition("@")[0] for one in term.names)
+        name = unpinned(term.name)
         weight = term.resolved(1.0).weight or 0.0
         found[name] = found.get(name, 0.0) + weight * components.get(name, 0.0)
     wrong = abs(sum(found.values()) - row["reward"])

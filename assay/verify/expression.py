@@ -1,7 +1,9 @@
 """Parse verifier expressions such as ``math|judge*1.0 + think_format*0.1``.
 
-``+`` and ``-`` join terms, and ``*`` sets a weight. ``|`` joins alternatives and binds tightest. A
-later alternative judges only the completions that no earlier alternative accepted.
+``+`` and ``-`` join terms, and ``*`` sets a weight. ``|`` joins alternatives: a later alternative
+judges only the completions that no earlier alternative accepted. ``&`` joins verifiers that must
+all accept. ``>=`` makes a gate of a value: 1 from the threshold on, else 0. These three bind
+tightest, and one term has ``|`` or ``&``.
 """
 
 from __future__ import annotations
@@ -62,10 +64,14 @@ _TOKEN = re.compile(
     r"""\s*(?:
     (?P<name>[A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?(?:@\d+)?)
     |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
-    |(?P<sign>[+*|-])
+    |(?P<sign>[+*|&-])
+    |(?P<gate>>=)
     |(?P<other>\S))""",
     re.VERBOSE,
 )
+
+_JOINTS = re.compile("[|&]")
+_VERSION = re.compile(r"@\d+(?=$|[|&>])")
 
 # Maximum characters of an expression. A server parses the untrusted expressions of its clients.
 MOST_CHARACTERS = 4000
@@ -73,10 +79,11 @@ MOST_CHARACTERS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One term of a sum: a verifier, or alternatives joined by ``|``, and a weight.
+    """One term of a sum: a verifier, or verifiers joined by ``|`` or ``&``, and a weight.
 
-    weight: None if the expression gives the term no number, until `resolved` fills in the default.
-    negative: the term is subtracted. The sign is set only for a term whose weight is None.
+    name: the verifiers with their gates, as in ``math&judge>=0.7``. weight: None if the expression
+    gives the term no number, until `resolved` fills in the default. negative: the term is
+    subtracted. The sign is set only for a term whose weight is None.
     """
 
     name: str
@@ -85,8 +92,19 @@ class Term:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the alternatives, in the order in which they are called."""
-        return tuple(self.name.split("|"))
+        """Names of the verifiers without their gates, in the order in which they are called."""
+        return tuple(one.partition(">=")[0] for one in _JOINTS.split(self.name))
+
+    @property
+    def thresholds(self) -> tuple[float | None, ...]:
+        """Threshold of each verifier's gate, or None."""
+        gates = (one.partition(">=")[2] for one in _JOINTS.split(self.name))
+        return tuple(float(gate) if gate else None for gate in gates)
+
+    @property
+    def is_conjunction(self) -> bool:
+        """Whether all verifiers must accept."""
+        return "&" in self.name
 
     def resolved(self, default: float) -> Term:
         """Return the term with its weight, or with ``default`` if the expression has no number."""
@@ -100,9 +118,9 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     """Return the terms of a weighted sum. The first term measures correctness.
 
     A term is ``name``, ``name*number`` or ``number*name``. A name is a built-in verifier,
-    optionally with a version (``math@1``), ``package.module:object``, or several names joined by
-    ``|``. Without a number the first term gets weight 1, and a later term gets its verifier's
-    default weight.
+    optionally with a version (``math@1``), or ``package.module:object``, each optionally with a
+    gate (``judge>=0.7``), or several of them joined by ``|`` or by ``&``. Without a number the
+    first term gets weight 1, and a later term gets its verifier's default weight.
 
     Raises VerifierError with ``where`` and the column in its message.
     """
@@ -110,6 +128,11 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
         raise VerifierError(message(where, found, accepted))
     return _Parser(text, where).terms()
+
+
+def unpinned(name: str) -> str:
+    """Return a term's name without versions: ``math|judge`` for ``math@2|judge@1``."""
+    return _VERSION.sub("", name)
 
 
 def is_built_in(name: str) -> bool:
@@ -178,7 +201,7 @@ class _Parser:
                     self.fail("a finite weight")
                 self.take()
             elif self.kind == "name" and not name:
-                name = self.alternatives()
+                name = self.joined()
             else:
                 self.fail("a number" if name else "a verifier's name or a number")
             if self.token == "*":
@@ -191,9 +214,11 @@ class _Parser:
                 # Adding 0.0 turns a weight of -0.0 into 0.0, which labels would print as -0.
                 return Term(name, weight + 0.0)
 
-    def alternatives(self) -> str:
-        """Parse ``name|name``. A weight after the last alternative applies to all alternatives."""
+    def joined(self) -> str:
+        """Parse ``name|name`` or ``name&name``. A weight after the last name applies to all."""
         names: list[str] = []
+        parts: list[str] = []
+        joint = ""
         while True:
             if self.kind != "name":
                 self.fail("a verifier's name")
@@ -202,11 +227,24 @@ class _Parser:
                 accepted = f"{', '.join(BUILT_IN)} or package.module:object"
                 self.fail(accepted, nearest_built_in(bare))
             if self.token in names:
-                self.fail("each alternative once")
+                self.fail("each alternative once" if joint != "&" else "each verifier once")
             names.append(self.take())
-            if self.token != "|":
-                return "|".join(names)
-            self.take()
+            parts += [joint, names[-1], self.gate()]
+            if self.token not in ("|", "&"):
+                return "".join(parts)
+            if joint and self.token != joint:
+                self.fail(f"{joint}, a weight, + or -", "use only one of | and & in a term")
+            joint = self.take()
+
+    def gate(self) -> str:
+        """Parse ``>=number``, if there is a gate."""
+        if self.kind != "gate":
+            return ""
+        self.take()
+        sign = "-" if self.token == "-" and self.take() else ""
+        if self.kind != "number" or not math.isfinite(float(self.token)):
+            self.fail("a finite threshold")
+        return f">={float(sign + self.take()):g}"
 
     def fail(self, accepted: str, remedy: str = "") -> NoReturn:
         kind, token, start = self.tokens[self.index]

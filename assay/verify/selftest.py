@@ -166,7 +166,7 @@ def sampled_self_test(
         for expression in dict.fromkeys(expressions)
         for term in parse_expression(expression or service.default_expression)
     )
-    names = (one for term in terms for one in term.name.split("|"))
+    names = (one for term in terms for one in term.names)
     found: list[SelfTest] = []
     for name in sorted({name.partition("@")[0] for name in names} & {*labelled_names()}):
         rows = list(labelled_rows(name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -305,7 +306,7 @@ class VerifierService:
         """Return why this machine cannot judge any completion of a problem, or "".
 
         Only the first term decides. A reason is returned only if the machine lacks a requirement of
-        every alternative of the first term.
+        every alternative of the first term, or of one verifier of a conjunction.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
@@ -313,7 +314,8 @@ class VerifierService:
             one.verifier.lacks(one.reads(problem).spec) if one.verifier.lacks else ""
             for one in first
         ]
-        return reasons[0] if all(reasons) else ""
+        decides = any if sum.terms[0].is_conjunction else all
+        return next(filter(None, reasons), "") if decides(reasons) else ""
 
     def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
         """Return (verifier, whether it measures correctness) of a problem's user functions."""
@@ -484,7 +486,8 @@ def _bare(name: str) -> str:
 
 def _check_names(where: str) -> None:
     """Raise VerifierError if a table of options or a schedule has an invalid name."""
-    for name in where.split("|"):
+    for part in re.split("[|&]", where):
+        name = part.partition(">=")[0]
         if name not in (*BUILT_IN, "remote") and ":" not in name:
             accepted = "a verifier's name without a version, or package.module:object"
             remedy = nearest_built_in(name)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import VerifierError
-from assay.verify.expression import BUILT_IN, Term, check_importable, parse_expression
+from assay.verify.expression import BUILT_IN, Term, check_importable, parse_expression, unpinned
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,9 @@ from assay.verify.expression import BUILT_IN, Term, check_importable, parse_expr
         ("math|think_format", [("math|think_format", None)]),
         ("math@1 | a.b:c*0.5 + math", [("math@1|a.b:c", 0.5), ("math", None)]),
         ("0.5*math|think_format|a.b:c", [("math|think_format|a.b:c", 0.5)]),
+        ("math & think_format", [("math&think_format", None)]),
+        ("math@1&judge >= 0.70*0.5 + math", [("math@1&judge>=0.7", 0.5), ("math", None)]),
+        ("0.5*repetition>=-0.25|math", [("repetition>=-0.25|math", 0.5)]),
     ],
 )
 def test_terms(text: str, terms: list[tuple[str, float]]) -> None:
@@ -58,6 +61,15 @@ def test_terms(text: str, terms: list[tuple[str, float]]) -> None:
         ("math|math", 6, "each alternative once"),
         ("math*2|think_format", 7, "+, - or the end"),
         ("math|thnk_format", 6, "did you mean think_format?"),
+        ("math&", 6, "the end"),
+        ("math&math", 6, "each verifier once"),
+        ("math|code&choice", 10, "use only one of | and & in a term"),
+        ("math&code|choice", 10, "accepted: &, a weight, + or -"),
+        ("math>=", 7, "a finite threshold"),
+        ("math>=code", 7, "a finite threshold"),
+        ("math>=1e999", 7, "a finite threshold"),
+        ("math>0.5", 5, "found '>'"),
+        ("math>=0.5>=0.6", 10, "+, - or the end"),
     ],
 )
 def test_complaints_name_the_column(text: str, column: int, words: str) -> None:
@@ -77,10 +89,21 @@ def test_a_weight_that_is_not_written_is_the_verifiers_own() -> None:
 def test_alternatives_are_asked_in_order() -> None:
     assert parse_expression("math|a.b:c*0.5")[0].names == ("math", "a.b:c")
     assert parse_expression("math")[0].names == ("math",)
+    term = parse_expression("math@2&judge>=0.7&a.b:c*0.5")[0]
+    assert term.names == ("math@2", "judge", "a.b:c") and term.is_conjunction
+    assert term.thresholds == (None, 0.7, None)
+    assert unpinned(term.name) == "math&judge>=0.7&a.b:c"
+    assert not parse_expression("math>=0.5|judge")[0].is_conjunction
 
 
 single = st.sampled_from([*BUILT_IN, "a.b:c"])
-names = st.lists(single, min_size=1, max_size=3, unique=True).map("|".join)
+gates = st.sampled_from(["", ">=0.5", ">=-1", ">=1e-07"])
+names = st.builds(
+    lambda joint, names, gate: joint.join(f"{name}{gate}" for name in names),
+    st.sampled_from("|&"),
+    st.lists(single, min_size=1, max_size=3, unique=True),
+    gates,
+)
 weights = st.floats(0, 1e6).map(lambda w: float(f"{w:.6g}"))
 
 
@@ -90,7 +113,7 @@ def test_what_is_written_is_read(terms: list[tuple[str, float]]) -> None:
     assert parse_expression(text) == tuple(Term(name, weight) for name, weight in terms)
 
 
-@given(st.text(alphabet="math +-*|.0123e:@_(", max_size=20))
+@given(st.text(alphabet="math +-*|&>=.0123e:@_(", max_size=20))
 def test_no_text_breaks_the_parser(text: str) -> None:
     try:
         assert parse_expression(text)

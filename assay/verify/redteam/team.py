@@ -247,7 +247,7 @@ def choose_suite(
     if name is not None and name not in known:
         meant = did_you_mean(name, known)
         raise VerifierError(message("--suite", repr(name), ", ".join(known), meant))
-    first = parse_expression(verifier)[0].name.partition("|")[0].partition("@")[0]
+    first = parse_expression(verifier)[0].names[0].partition("@")[0]
     found = known.get(name or first)
     if found is None and problems:
         # Only the first problem chooses the suite. The loop below checks all problems.
@@ -301,7 +301,7 @@ def is_learned(verifier: str) -> bool:
 
     A learned score has no fixed threshold, so acceptance is then relative to honest controls.
     """
-    name = parse_expression(verifier)[0].name.partition("|")[0]
+    name = parse_expression(verifier)[0].names[0]
     return name.partition("@")[0] in BUILT_IN and resolve(name).executor == "device"
 
 

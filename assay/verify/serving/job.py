@@ -182,10 +182,15 @@ class Job:
             known = all(None not in self._parts[first] for first in self.sum.chains[0])
             return True if known or self.sum.verifiers[index].error else None
         wish: bool | None = False
-        for chain in self.sum.chains:
+        for number, chain in enumerate(self.sum.chains):
             if index in chain:
+                if self.sum.terms[number].is_conjunction:
+                    return True
                 earlier = [self._parts[one][sibling] for one in chain[: chain.index(index)]]
-                if any(part is not None and part.accepted for part in earlier):
+                if any(
+                    part is not None and self.sum.accepts(number, place, part)
+                    for place, part in enumerate(earlier)
+                ):
                     continue
                 if None not in earlier:
                     return True

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from assay.errors import VerifierError, message
-from assay.verify.expression import Term
+from assay.verify.expression import Term, unpinned
 
 Points = tuple[tuple[int, float], ...]
 ACCEPTED = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
@@ -50,11 +50,6 @@ class Schedule:
         """Return the maximum absolute multiplier of a term."""
         key = self.key_of(term)
         return 1.0 if key is None else max(abs(value) for _, value in self.points[key])
-
-
-def unpinned(name: str) -> str:
-    """Return a term's name without versions: ``math|judge`` for ``math@2|judge@1``."""
-    return "|".join(one.partition("@")[0] for one in name.split("|"))
 
 
 def _read(name: str, given: Any) -> Points:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from assay.types import Verdict
 from assay.verify.base import Part
-from assay.verify.expression import Term, parse_expression
+from assay.verify.expression import Term, parse_expression, unpinned
 from assay.verify.serving.configured import Configured, RowCheck
-from assay.verify.serving.schedule import Schedule, unpinned
+from assay.verify.serving.schedule import Schedule
 
 NOT_ASKED = Part.not_judged("unavailable", "not asked")
 """The part of an alternative that was not called, because an earlier alternative accepted."""
@@ -27,7 +28,7 @@ class Sum:
     """The weighted terms of an expression, and its verifiers without duplicates.
 
     verifiers: the verifiers, aligned with `names`.
-    chains: for each term, the indices of its alternatives in `verifiers`.
+    chains: for each term, the indices of its verifiers in `verifiers`.
     later: indices of the verifiers that are called only after another alternative.
     """
 
@@ -35,6 +36,7 @@ class Sum:
         self, terms: Sequence[Term], verifiers: Mapping[str, Configured], schedule: Schedule
     ) -> None:
         self.names = tuple(verifiers)
+        self._given = tuple(terms)
         self.chains = tuple(tuple(self.names.index(name) for name in term.names) for term in terms)
         self.verifiers = tuple(
             self._placed(index, one) for index, one in enumerate(verifiers.values())
@@ -42,7 +44,12 @@ class Sum:
         # The first term measures correctness, so its verifier's default weight is ignored.
         weights = [1.0, *(self.verifiers[c[0]].verifier.weight for c in self.chains[1:])]
         self.terms = tuple(term.resolved(own) for term, own in zip(terms, weights, strict=True))
-        firsts = {chain[0] for chain in self.chains}
+        # All verifiers of a conjunction are called, so that each has its own metric.
+        firsts = {
+            index
+            for term, chain in zip(self.terms, self.chains, strict=True)
+            for index in (chain if term.is_conjunction else chain[:1])
+        }
         self.later = frozenset(range(len(self.names))) - firsts
         self.error = next((one.error for one in self.verifiers if one.error), "")
         self.check_row = RowCheck(self.verifiers)
@@ -54,27 +61,37 @@ class Sum:
         """Return the sum of an unusable expression. Every verdict of this sum is *not judged*."""
         one = Configured.unusable(expression, error)
         # A term divides its name at "|", and there is one verifier here.
-        name = expression.replace("|", "/")
+        name = re.sub("[|&]", "/", expression).replace(">=", " from ")
         return cls((Term(name, 1.0),), {name: one}, Schedule({}))
 
     def _placed(self, index: int, one: Configured) -> Configured:
         """Return the verifier, with an error if it takes verdicts but is in the first term.
 
-        A verifier that takes verdicts must not be an alternative either.
+        A verifier that takes verdicts must not be joined to others or have a gate either.
         """
-        is_alternative = any(index in chain and len(chain) > 1 for chain in self.chains)
-        placed_well = not is_alternative and index not in self.chains[0]
+        is_joined = any(
+            index in chain and (len(chain) > 1 or term.thresholds[0] is not None)
+            for chain, term in zip(self.chains, self._given, strict=True)
+        )
+        placed_well = not is_joined and index not in self.chains[0]
         if one.verifier.takes != "verdicts" or one.error or placed_well:
             return one
         error = (
-            f"verifier {one.name}: found as the correctness or as an alternative; "
+            f"verifier {one.name}: found as the correctness or as an alternative, in a "
+            "conjunction or with a gate; "
             f"accepted: a later term, as math + {one.name}; it reads the first term's verdicts"
         )
         return replace(one, error=error)
 
     def _label(self) -> str:
         """Return ``math@1`` for one term of weight 1, else the sum with versions and weights."""
-        labels = ["|".join(self.verifiers[n].label for n in chain) for chain in self.chains]
+        labels = [
+            ("&" if term.is_conjunction else "|").join(
+                f"{self.verifiers[n].label}{_gate(threshold)}"
+                for n, threshold in zip(chain, term.thresholds, strict=True)
+            )
+            for chain, term in zip(self.chains, self.terms, strict=True)
+        ]
         if len(self.terms) == 1 and self.terms[0].weight == 1.0:
             return labels[0]
         pairs = zip(labels, self.terms, strict=True)
@@ -87,7 +104,7 @@ class Sum:
 
     def first_part(self, parts: Sequence[Part]) -> Part:
         """Return the part of the first term, given the parts of all verifiers."""
-        return self._part_of(self.chains[0], parts)
+        return self._part_of(0, parts)
 
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
         """Return the verdict from one completion's parts, in the order of `names`.
@@ -97,7 +114,7 @@ class Sum:
         nonzero weight, was not judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
-        found = [self._part_of(chain, parts) for chain in self.chains]
+        found = [self._part_of(number, parts) for number in range(len(terms))]
         components: dict[str, float] = {}
         for name, part in [*zip(terms, found, strict=True), *self._asked_in_turn(parts)]:
             if part.value is not None:
@@ -131,40 +148,52 @@ class Sum:
         )
 
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
-        """Return (name, part) of each alternative.
+        """Return (name, part) of each joined verifier, and of each verifier with a gate.
 
         The part of a later alternative gets the component ``rescued``: 1 if it accepted, else 0.
         """
         found: list[tuple[str, Part]] = []
-        for chain in self.chains:
-            for place, index in enumerate(chain if len(chain) > 1 else ()):
+        for term, chain in zip(self.terms, self.chains, strict=True):
+            gated = any(threshold is not None for threshold in term.thresholds)
+            for place, index in enumerate(chain if len(chain) > 1 or gated else ()):
                 part = parts[index]
-                if place and part is not NOT_ASKED:
-                    rescued = {"rescued": float(part.accepted)}
+                if place and part is not NOT_ASKED and not term.is_conjunction:
+                    rescued = {"rescued": float(_through(part, term.thresholds[place]).accepted)}
                     part = replace(part, components={**part.components, **rescued})
                 found.append((unpinned(self.names[index]), part))
         return found
 
-    def _part_of(self, chain: Sequence[int], parts: Sequence[Part]) -> Part:
-        """Return the part of a term, which combines the parts of its alternatives.
+    def accepts(self, number: int, place: int, part: Part) -> bool:
+        """Whether the verifier at a place of a term accepts, after its gate."""
+        return _through(part, self.terms[number].thresholds[place]).accepted
 
-        The first part that accepts is the result. If no part accepts and the last alternative did
-        not judge, the result is *not judged*, because the last alternative reviews the rejections.
-        If all alternatives reject, the part with the highest score is the result.
+    def _part_of(self, number: int, parts: Sequence[Part]) -> Part:
+        """Return the part of a term, which combines the parts of its verifiers after their gates.
+
+        Of alternatives, the first part that accepts is the result. If no part accepts and the last
+        alternative did not judge, the result is *not judged*, because the last alternative reviews
+        the rejections. If all alternatives reject, the part with the highest score is the result.
         """
+        term, chain = self.terms[number], self.chains[number]
+        own = [
+            _through(parts[index], threshold)
+            for index, threshold in zip(chain, term.thresholds, strict=True)
+        ]
         if len(chain) == 1:
-            return parts[chain[0]]
-        asked = [index for index in chain if parts[index] is not NOT_ASKED]
-        names = {index: unpinned(self.names[index]) for index in asked}
-        for index in asked:
-            if parts[index].accepted:
-                said = parts[index].detail
-                detail = said if index == chain[0] else f"{names[index]} accepted: {said}"
-                return replace(parts[index], detail=detail, components={})
-        last = parts[asked[-1]]
+            return own[0]
+        names = [unpinned(self.names[index]) for index in chain]
+        if term.is_conjunction:
+            return _conjunction(names, own)
+        asked = [place for place, index in enumerate(chain) if parts[index] is not NOT_ASKED]
+        for place in asked:
+            if own[place].accepted:
+                said = own[place].detail
+                detail = said if place == 0 else f"{names[place]} accepted: {said}"
+                return replace(own[place], detail=detail, components={})
+        last = own[asked[-1]]
         if last.value is None:
             return replace(last, detail=f"{names[asked[-1]]}: {last.detail}", components={})
-        judged = [parts[index] for index in asked if parts[index].value is not None]
+        judged = [own[place] for place in asked if own[place].value is not None]
         best = max(judged, key=lambda part: part.correctness or 0.0)
         return replace(best, detail=last.detail or best.detail, components={})
 
@@ -173,7 +202,11 @@ class Sum:
         total, unbounded = 0.0, list[str]()
         for term, chain in zip(self.terms[1:], self.chains[1:], strict=True):
             weight = abs(term.weight or 0.0) * self._schedule.largest(term)
-            bounds = [self.verifiers[index].verifier.bounds for index in chain]
+            # A gate has the values 0 and 1, whatever the bounds of its verifier are.
+            bounds = [
+                self.verifiers[index].verifier.bounds if threshold is None else (0.0, 1.0)
+                for index, threshold in zip(chain, term.thresholds, strict=True)
+            ]
             known = [bound for bound in bounds if bound is not None]
             if weight and None in bounds:
                 unbounded.append(unpinned(term.name))
@@ -197,3 +230,46 @@ class Sum:
             f"verification.schedule.{name}: no term of {self.label}; it changes nothing there"
             for name in sorted(unused)
         ]
+
+
+def _gate(threshold: float | None) -> str:
+    return "" if threshold is None else f">={threshold:g}"
+
+
+def _through(part: Part, threshold: float | None) -> Part:
+    """Return a part after a gate: 1 and passed from the threshold on, else 0 and failed."""
+    if threshold is None or part.value is None:
+        return part
+    # A mean of several answers can be below a threshold by a rounding error only.
+    opened = part.value >= threshold - 1e-12
+    detail = part.detail if opened else f"{part.value:g} is below {threshold:g}; {part.detail}"
+    value = float(opened)
+    return replace(part, value=value, score=value, passed=opened, detail=detail.rstrip("; "))
+
+
+def _conjunction(names: Sequence[str], parts: Sequence[Part]) -> Part:
+    """Return the part of a conjunction: the smallest value; passed if all parts accept.
+
+    A part that was not judged makes the result *not judged*, unless a judged part is 0 or below: no
+    verdict of the missing part could let the completion pass or raise the value.
+    """
+    judged = [
+        (name, part) for name, part in zip(names, parts, strict=True) if part.value is not None
+    ]
+    lowest = min((part.value or 0.0 for _, part in judged), default=1.0)
+    if len(judged) < len(parts) and lowest > 0.0:
+        name, part = next(
+            (name, part) for name, part in zip(names, parts, strict=True) if part.value is None
+        )
+        return replace(part, detail=f"{name}: {part.detail}", components={})
+    refusals = [f"{name}: {part.detail}" for name, part in judged if not part.accepted]
+    first = next((part for part in parts if part.value is not None), parts[0])
+    return replace(
+        first,
+        value=lowest,
+        score=min((part.correctness or 0.0) for _, part in judged),
+        passed=len(judged) == len(parts) and not refusals,
+        detail="; ".join(refusals) or first.detail,
+        components={},
+        seconds=0.0,
+    )

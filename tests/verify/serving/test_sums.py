@@ -96,6 +96,93 @@ def test_alternatives_make_one_part(parts: list[Part], status: str, score: float
     assert (verdict.status, verdict.score, verdict.reward) == (status, score, score)
 
 
+@pytest.mark.parametrize(
+    ("parts", "status", "score"),
+    [
+        ([Part(1.0), Part(1.0)], "passed", 1.0),
+        ([Part(1.0), Part(0.0)], "failed", 0.0),
+        ([Part(0.5), Part(1.0)], "failed", 0.5),
+        ([Part(0.5, passed=True), Part(1.0)], "passed", 0.5),
+        ([Part(1.0, passed=False), Part(1.0)], "failed", 1.0),
+        # What was not judged decides nothing, unless the other part decides alone.
+        ([Part(1.0), MISSING], "not_judged", None),
+        ([MISSING, Part(1.0)], "not_judged", None),
+        ([MISSING, Part(0.5)], "not_judged", None),
+        ([MISSING, Part(0.0)], "failed", 0.0),
+        ([Part(0.0), MISSING], "failed", 0.0),
+        ([MISSING, MISSING], "not_judged", None),
+    ],
+)
+def test_a_conjunction_is_the_smallest_part(
+    parts: list[Part], status: str, score: float | None
+) -> None:
+    verdict = sum_of("math&a.b:c").verdict(parts, 0)
+    assert (verdict.status, verdict.score, verdict.reward) == (status, score, score)
+
+
+def test_a_conjunction_names_the_part_that_refused_or_is_missing() -> None:
+    total = sum_of("math&a.b:c")
+    failed = total.verdict([Part(1.0, extracted="7"), Part(0.0, detail="too long")], 0)
+    assert (failed.detail, failed.extracted) == ("a.b:c: too long", "7")
+    assert "a.b:c: killed" in total.verdict([Part(1.0), MISSING], 0).detail
+    assert failed.components == {"math&a.b:c": 0.0, "math": 1.0, "a.b:c": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "reward"),
+    [
+        (Part(0.7), "passed", 1.0),
+        (Part(0.1 + 0.2 + 0.4), "passed", 1.0),  # below 0.7 by a rounding error
+        (Part(0.69), "failed", 0.0),
+        (Part(5.0, score=0.2), "passed", 1.0),
+        (Part(1.0, passed=False), "passed", 1.0),
+        (MISSING, "not_judged", None),
+    ],
+)
+def test_a_gate_pays_all_or_nothing(part: Part, status: str, reward: float | None) -> None:
+    verdict = sum_of("a.b:c>=0.7").verdict([part], 0)
+    assert (verdict.status, verdict.reward) == (status, reward)
+    value = {} if part.value is None else {"a.b:c>=0.7": reward, "a.b:c": part.value}
+    assert verdict.components == value
+
+
+def test_a_gate_belongs_to_one_alternative() -> None:
+    total = sum_of("a.b:c>=0.5|x.y:z")
+    assert total.verdict([Part(0.6), NOT_ASKED], 0).status == "passed"
+    rescued = total.verdict([Part(0.4), Part(1.0)], 0)
+    assert (rescued.status, rescued.components["x.y:z.rescued"]) == ("passed", 1.0)
+    assert total.label == "a.b:c@1>=0.5|x.y:z@1"
+
+
+def test_a_term_may_pay_only_correct_completions() -> None:
+    right, wrong = judge("math + math&threaded*0.5", ["5", "6"], answer="5", good="5")
+    assert (right.reward, wrong.reward) == (1.5, 0.0)
+    assert (
+        right.verifier.endswith(" + math@8&threaded@1*0.5") or "&threaded@1*0.5" in right.verifier
+    )
+
+
+def test_every_verifier_of_a_conjunction_is_called() -> None:
+    verdicts = judge("inlined&threaded", ["good", "bad"])
+    assert [v.correct for v in verdicts] == [True, False]
+    assert all({"inlined", "threaded"} <= v.components.keys() for v in verdicts)
+    assert all("threaded.rescued" not in v.components for v in verdicts)
+
+
+def test_the_gated_alternative_decides_who_is_asked_next() -> None:
+    verdicts = judge("inlined>=2|threaded", ["good"])
+    assert "threaded" in verdicts[0].components, "1 is below the gate, so the next one is asked"
+
+
+def test_a_gate_bounds_an_unbounded_verifier() -> None:
+    assert sum_of("math + a.b:c*0.1").warnings() == []
+    wide = Verifier("c", 1, print, bounds=None)
+    verifiers = {"math": Configured(Verifier("math", 1, print)), "a.b:c": Configured(wide)}
+    free = Sum(parse_expression("math + a.b:c*0.1"), verifiers, Schedule({}))
+    gated = Sum(parse_expression("math + a.b:c>=3*0.1"), verifiers, Schedule({}))
+    assert "no bounds" in free.warnings()[0] and gated.warnings() == []
+
+
 def test_a_rescue_needs_no_second_count_of_seconds() -> None:
     parts = [Part(0.0, seconds=0.25), Part(1.0, seconds=0.5)]
     assert sum_of("math|a.b:c + a.b:c*0.5").verdict(parts, 0).seconds == 0.75
