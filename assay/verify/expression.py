@@ -93,7 +93,7 @@ class Term:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the verifiers without their gates, in the order in which they are called."""
-        return tuple(one.partition(">=")[0] for one in _JOINTS.split(self.name))
+        return names_of(self.name)
 
     @property
     def thresholds(self) -> tuple[float | None, ...]:
@@ -128,6 +128,11 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
         raise VerifierError(message(where, found, accepted))
     return _Parser(text, where).terms()
+
+
+def names_of(term: str) -> tuple[str, ...]:
+    """Return the names of a term's verifiers without their gates."""
+    return tuple(one.partition(">=")[0] for one in _JOINTS.split(term))
 
 
 def unpinned(name: str) -> str:
@@ -242,7 +247,8 @@ class _Parser:
             return ""
         self.take()
         sign = "-" if self.token == "-" and self.take() else ""
-        if self.kind != "number" or not math.isfinite(float(self.token)):
+        kind: str = self.kind
+        if kind != "number" or not math.isfinite(float(self.token)):
             self.fail("a finite threshold")
         return f">={float(sign + self.take()):g}"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import weakref
 from collections import Counter, OrderedDict, deque
@@ -28,6 +27,7 @@ from assay.verify.expression import (
     check_importable,
     is_allowed,
     is_built_in,
+    names_of,
     nearest_built_in,
     parse_expression,
 )
@@ -310,12 +310,10 @@ class VerifierService:
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
-        reasons = [
-            one.verifier.lacks(one.reads(problem).spec) if one.verifier.lacks else ""
-            for one in first
-        ]
+        checks = [(one.verifier.lacks, one.reads(problem).spec) for one in first]
+        reasons = [lacks(spec) if lacks else "" for lacks, spec in checks]
         decides = any if sum.terms[0].is_conjunction else all
-        return next(filter(None, reasons), "") if decides(reasons) else ""
+        return max(reasons) if decides(reasons) else ""
 
     def functions(self, problem: Problem) -> list[tuple[Configured, bool]]:
         """Return (verifier, whether it measures correctness) of a problem's user functions."""
@@ -486,8 +484,7 @@ def _bare(name: str) -> str:
 
 def _check_names(where: str) -> None:
     """Raise VerifierError if a table of options or a schedule has an invalid name."""
-    for part in re.split("[|&]", where):
-        name = part.partition(">=")[0]
+    for name in names_of(where):
         if name not in (*BUILT_IN, "remote") and ":" not in name:
             accepted = "a verifier's name without a version, or package.module:object"
             remedy = nearest_built_in(name)

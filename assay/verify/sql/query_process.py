@@ -41,12 +41,15 @@ def main() -> None:
         request = json.load(file)
     deadline = time.process_time() + request["seconds"]
     room = request["characters"]
-    for database in request["databases"]:
-        result = run(request["schema"], database, request["query"], deadline, request["rows"], room)
-        line = json.dumps(result)
-        room -= len(line)
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+    query = request["query"]
+    with open(1, "w", encoding="utf-8", closefd=False) as output:
+        for database in request["databases"]:
+            result = run(request["schema"], database, query, deadline, request["rows"], room)
+            line = json.dumps(result)
+            room -= len(line)
+            output.write(f"{line}\n")
+            # A process that is stopped has reported the databases before.
+            output.flush()
 
 
 def run(
