@@ -28,7 +28,8 @@ def _line(form: Form) -> str:
     keys = ", ".join(" or ".join(f"`{one}`" for one in key.split("|")) for key in form.keys)
     verifier = ", ".join(f"`{name}`" for name in form.verifier.split(", "))
     sets = "; ".join(f"{name} ({licence})" for name, licence in form.sets)
-    mark = " (set by the reader)" if form.in_row else ""
+    but = ", except `math`" if "math" in form.verifier.split(", ") else ""
+    mark = f" (set by the reader{but})" if form.in_row else ""
     return f"| {form.name} | {keys} | {verifier}{mark} | {sets} | {form.refuses} |"
 
 

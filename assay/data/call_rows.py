@@ -88,6 +88,8 @@ def _type(name: Any) -> Any:
 
 def _xlam_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return an xLAM tool as a JSON schema. A parameter with a default may be omitted."""
+    if isinstance((tool.get("parameters") or {}).get("properties"), Mapping):
+        return _json_function(tool)
     properties: dict[str, Any] = {}
     required: list[str] = []
     for name, given in (tool.get("parameters") or {}).items():

@@ -164,7 +164,7 @@ def _codeforces_prompt(row: Mapping[str, Any], examples: Sequence[Any]) -> str:
 def is_kodcode(row: Mapping[str, Any]) -> bool:
     """Whether a row has pytest's tests of the module ``solution``."""
     tests = row.get("test", row.get("test_code"))
-    return isinstance(tests, str) and "entry_point" not in row
+    return isinstance(tests, str) and "def test" in tests and "entry_point" not in row
 
 
 def read_kodcode(row: dict[str, Any], where: str) -> None:

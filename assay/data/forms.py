@@ -33,10 +33,11 @@ class Form:
     """One published form of rows.
 
     name: name of the form, as printed. keys: keys that every row has; ``a|b`` is one of several.
-    verifier: name of the verifier that judges the rows. in_row: whether the reader sets the
-    verifier of each row; otherwise ``data.verifier`` decides. sets: data sets in this form, each
-    with the licence that its card states. read: function that converts a row in place. fits:
-    predicate on a row with these keys. refuses: rows of the form that are refused.
+    verifier: names of the verifiers that judge the rows, the most frequent first. in_row: whether
+    the reader sets the verifier of each row, except ``math``; otherwise ``data.verifier`` decides.
+    sets: data sets in this form, each with the licence that its card states. read: function that
+    converts a row in place. fits: predicate on a row with these keys. refuses: rows of the form
+    that are refused.
     """
 
     name: str

@@ -23,8 +23,6 @@ def read_numina(row: dict[str, Any], where: str) -> None:
         raise DataError(message(f"{where} answer", repr(answer), accepted, remedy))
     for key in ("problem_type", "question_type", "source"):
         add_tags(row, row.pop(key, None))
-    if "uuid" in row:
-        row.setdefault("id", row.pop("uuid"))
     # Solutions of models, several thousand tokens each, are no part of a problem.
     for key in ("messages", "generations"):
         row.pop(key, None)

@@ -1,6 +1,7 @@
 """Convert rows that carry their reward: Tulu 3 (RLVR), verl (DAPO) and SYNTHETIC-1 and -2.
 
-The rows of such a set need different verifiers, so the reader sets the verifier of each row.
+The rows of such a set need different verifiers, so the reader sets the verifier of each row that
+the default ``math`` does not judge. ``data.verifier`` decides on the rows of mathematics.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def read_verl(row: dict[str, Any], where: str) -> None:
 
     The index in ``extra_info`` is no id, because DAPO-Math-17k repeats its rows.
     """
-    reward = row.pop("reward_model")
+    # The key stays in the spec, where a user's own reward function may read it.
+    reward = row["reward_model"]
     truth, place = reward["ground_truth"], f"{where} reward_model.ground_truth"
     add_tags(row, row.pop("data_source", None), row.pop("ability", None))
     if reward.get("style") == "model":
@@ -180,7 +182,6 @@ def _put_math(row: dict[str, Any], truth: Any, place: str) -> None:
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list):
         raise DataError(message(place, f"{truth!r:.80}", "a text or a number"))
     row["answer"] = truth
-    row.setdefault("verifier", "math")
 
 
 def _put_text(row: dict[str, Any], truth: Any, place: str) -> None:

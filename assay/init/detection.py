@@ -89,11 +89,11 @@ def columns_of(source: str) -> tuple[str, ...]:
 
 
 def verifier_of_form(source: str) -> str:
-    """Return the verifier of the published form of a source's first row; "" if several judge it."""
+    """Return the first verifier of the published form of a source's first row, or ""."""
     form = recognize(_first_row(source))
+    name = form.verifier.partition(",")[0] if form is not None else ""
     # A judge needs an endpoint, which no row names.
-    known = form is not None and "," not in form.verifier and form.verifier not in ("any", "judge")
-    return form.verifier if form is not None and known else ""
+    return "" if name in ("any", "judge") else name
 
 
 def _first_row(source: str) -> dict[str, Any]:
@@ -138,6 +138,8 @@ def fitting_verifier(
 
     of_form: verifier of the rows' published form, used if no other verifier is certain.
     """
+    # Some rows of a mixed set name their own verifier.
+    problems = [problem for problem in problems if problem.verifier is None]
     # Each of these verifiers requires row keys that no other verifier reads.
     # If one of these verifiers fits the rows, no other verifier is possible.
     certain = ("code", "instructions", "gym", "countdown", "json_schema")

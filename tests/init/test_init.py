@@ -111,6 +111,15 @@ def test_the_verifier_is_the_one_that_reads_the_rows(
     assert Path("my_reward.py").exists() == (verifier == "my_reward:reward")
 
 
+def test_rows_of_a_mixed_set_keep_theirs_and_the_others_get_the_forms(model: str) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "Root of 2?"}], "ground_truth": "\\sqrt{2}", "dataset": "MATH"},
+        {"messages": [{"role": "user", "content": "No comma."}], "ground_truth": '{"func_name": "validate_no_commas"}', "dataset": "ifeval"},
+    ]  # fmt: skip
+    result = init("grpo", data=write_rows(*rows), model=model)
+    assert config.load(result.config).data.verifier == "math"
+
+
 def test_rows_that_name_their_verifier_keep_it(model: str) -> None:
     rows = write_rows({"prompt": "Say hi.", "answer": "hi", "verifier": "exact"})
     result = init("grpo", data=rows, model=model)

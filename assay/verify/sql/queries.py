@@ -169,7 +169,7 @@ def _source() -> bytes:
     return (files("assay.verify.sql") / "query_process.py").read_bytes()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _reference_rows(spec: SqlSpec) -> tuple[tuple[Row, ...], ...]:
     """Return the reference's rows on every database. Raises VerifierError if it fails."""
     found: list[tuple[Row, ...]] = []
