@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
-from assay.errors import DataError, message
+from assay.errors import DataError, cause, message
 
 _ACCEPTED_TESTS = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
 
@@ -49,6 +49,54 @@ def read_mbpp(row: dict[str, Any], where: str) -> None:
         row["hidden_tests"] = [{"assert": test} for test in hidden]
     if setup := row.pop("test_setup_code", None):
         row["setup"] = setup
+
+
+def read_mbpp_plus(row: dict[str, Any], where: str) -> None:
+    """Convert a row of sanitized MBPP or of MBPP+, whose longer tests are hidden."""
+    listed = [str(test) for test in row.pop("test_list")]
+    imports = "\n".join(map(str, row.pop("test_imports")))
+    row |= {"text": row.pop("prompt"), "test_list": listed}
+    read_mbpp(row, where)
+    if imports:
+        row["setup"] = imports
+    if (script := row.pop("test", None)) is not None:
+        entry = _tested_name(listed, str(row.get("code")), where)
+        row["hidden_tests"] = [{"check": _as_check(str(script), entry, where)}]
+        row["entry_point"] = entry
+
+
+def _tested_name(asserts: Sequence[str], code: str, where: str) -> str:
+    """Return the function of the reference program that the tests call."""
+    try:
+        defined = {one.name for one in _parsed(code) if isinstance(one, ast.FunctionDef)}
+        names = (one.id for one in _parsed("\n".join(asserts)) if isinstance(one, ast.Name))
+        called = [name for name in names if name in defined]
+    except SyntaxError:
+        called = []
+    if not called:
+        accepted = "a test that calls a function of `code`"
+        raise DataError(message(f"{where} test_list", "no such test", accepted))
+    return called[0]
+
+
+def _as_check(script: str, entry: str, where: str) -> str:
+    """Return a test script as a function ``check(candidate)``, the form of HumanEval."""
+    try:
+        body = ast.parse(script).body
+    except SyntaxError as error:
+        found = f"no Python ({cause(error)})"
+        raise DataError(message(f"{where} test", found, "a script of tests")) from error
+    check = ast.parse(f"def check(candidate):\n    {entry} = candidate")
+    function = cast("ast.FunctionDef", check.body[0])
+    # `from module import *` is not allowed in a function, so imports stay outside.
+    imports = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
+    function.body += [one for one in body if one not in imports]
+    check.body[:0] = imports
+    return ast.unparse(check)
+
+
+def _parsed(text: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(text))
 
 
 def read_apps(row: dict[str, Any], where: str) -> None:

@@ -123,6 +123,14 @@ _PROGRAMS = (
         lambda row: isinstance(row["text"], str) and isinstance(row["test_list"], list | tuple),
     ),
     Form(
+        "sanitized MBPP, MBPP+",
+        ("prompt", "test_list", "test_imports"),
+        "code",
+        (("MBPP sanitized", "CC BY 4.0"), ("MBPP+", "Apache 2.0")),
+        code_rows.read_mbpp_plus,
+        _lists("test_list", "test_imports"),
+    ),
+    Form(
         "HumanEval",
         ("test", "entry_point"),
         "code",

@@ -168,6 +168,27 @@ SIMPLE_QA = {"metadata": "{'topic': 'Art'}", "problem": "Who?", "answer": "Ann"}
 DEEPSCALER = {"problem": "What is 3+4?", "answer": "7", "solution": "3+4=7"}
 WORDS = "one two three four five six seven eight nine ten"
 # (form, row, verifier, right completion, wrong completions)
+# The script of MBPP+ compares with a tolerance and calls the function by its name.
+MBPP_PLUS = {
+    "task_id": 2, "source_file": "made.ipynb", "test_imports": [],
+    "code": "def shared(a, b):\n    return tuple(set(a) & set(b))",
+    "prompt": "Write a function to find the shared elements of two lists.",
+    "test_list": ["assert set(shared((3, 4), (4, 7))) == set((4,))"],
+    "test": (
+        "from math import *\n\ndef assertion(out, exp, atol):\n    if set(out) != set(exp):\n"
+        "        assert out == exp, f\"out: {out}\"\n\n"
+        "inputs = [[(3, 4), (4, 7)], [(1, 2), (3, 4)], [(5, 6), (6, 5)]]\n"
+        "results = [(4,), (), (5, 6)]\n"
+        "for i, (inp, exp) in enumerate(zip(inputs, results)):\n"
+        "    assertion(shared(*inp), exp, 0)\n"
+    ),
+}  # fmt: skip
+MBPP_SANITIZED = {
+    "source_file": "made.ipynb", "task_id": 3, "prompt": "Write a function for the area of a disc.",
+    "code": "import math\ndef area(r):\n    return math.pi * r * r", "test_imports": ["import math"],
+    "test_list": ["assert math.isclose(area(2), 12.566370614359172)"],
+}  # fmt: skip
+SHARED = "def shared(a, b):\n    return tuple(set(a) & set(b))"
 CASES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
     ("LiveCodeBench", LIVE, "code", ADD, (SUBTRACT, fenced("print(3)"))),
     ("LiveCodeBench", LIVE_FUNCTION, "code",
@@ -178,6 +199,12 @@ CASES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
         fenced("def half(n):\n    return n // 2"), fenced("def half(n):\n    return 2"),
         fenced("def half(n):\n    raise ValueError"))),
     ("APPS, TACO", APPS, "code", ADD, (SUBTRACT,)),
+    ("sanitized MBPP, MBPP+", MBPP_PLUS, "code", fenced(SHARED), (
+        # The listed test passes.
+        fenced("def shared(a, b):\n    return (4,)"), fenced("def other(a, b):\n    return (4,)"))),
+    ("sanitized MBPP, MBPP+", MBPP_SANITIZED, "code",
+     fenced("def area(r):\n    return 3.141592653589793 * r ** 2"),
+     (fenced("def area(r):\n    return 3 * r ** 2"),)),
     ("APPS, TACO", TACO, "code", fenced("def add(a, b):\n    return a + b"), (fenced("def add(a, b):\n    return a"),)),
     ("verifiable programs and SYNTHETIC", {**SYNTHETIC, "verification_info": '{"ground_truth": "7"}'}, "math", "\\boxed{7}", ("\\boxed{8}",)),
     ("verifiable programs and SYNTHETIC", {

@@ -21,6 +21,7 @@ from form_rows import (
     GRID,
     KODCODE,
     LIVE,
+    MBPP_PLUS,
     MORE_SUMS,
     NUMINA,
     OPEN_R1,
@@ -81,6 +82,18 @@ def test_the_prompt_shows_no_hidden_test_and_no_answer(row: dict[str, Any]) -> N
     for test in problem.spec.get("hidden_tests", ()):
         assert str(test.get("stdin", test)) not in problem.question
     assert "ground_truth" not in problem.question and "boxed" not in problem.question
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"test": "def f(:"}, "f:1 test: found no Python"),
+        ({"code": "def other():\n    pass"}, "f:1 test_list: found no such test"),
+    ],
+)
+def test_a_broken_script_of_mbpp_plus_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read({**MBPP_PLUS, **change})
 
 
 def test_ids_and_tags_come_from_the_published_keys() -> None:
