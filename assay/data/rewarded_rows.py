@@ -193,6 +193,8 @@ def _put_text(row: dict[str, Any], truth: Any, place: str) -> None:
 
 def _put_code(row: dict[str, Any], truth: Any, place: str) -> None:
     tests = _literal(truth)
+    # A list of one test is a single ground truth, which is unpacked before.
+    tests = [tests] if isinstance(tests, str | Mapping) and _is_test(tests) else tests
     if not isinstance(tests, list) or not tests or not all(map(_is_test, tests)):
         accepted = 'a list of asserts, or of {"input", "output"}'
         raise DataError(message(place, f"{tests!r:.80}", accepted))
@@ -212,9 +214,13 @@ def _put_programs(row: dict[str, Any], info: Mapping[str, Any], place: str) -> N
         put_tests(row, tests, f"{place}.test_cases")
         row.setdefault("verifier", "code")
         return
-    if not isinstance(tests, list) or not all(map(_is_test, tests)):
-        raise DataError(message(f"{place}.test_cases", f"{tests!r:.80}", 'a list of {"input"}'))
-    names = {one.get("fn_name") for one in tests if isinstance(one, Mapping)}
+    pairs = isinstance(tests, list) and all(
+        isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests
+    )
+    if not pairs:
+        accepted = 'a list of {"input", "output"}'
+        raise DataError(message(f"{place}.test_cases", f"{tests!r:.80}", accepted))
+    names = {one.get("fn_name") for one in tests}
     if names - {None, ""}:
         values = {key: [_literal(one[key]) for one in tests] for key in ("input", "output")}
         given = {"inputs": values["input"], "outputs": values["output"], "fn_name": names.pop()}

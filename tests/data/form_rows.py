@@ -232,6 +232,14 @@ CASES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
     ("RLVR of Tulu 3", TULU_MANY, "instructions", "The sea.", ("The sea, yes.", "Water.")),
     ("RLVR of Tulu 3", {**TULU, "dataset": "code", "ground_truth": '["assert f(2) == 4", "assert f(3) == 9"]'},
      "code", fenced("def f(n):\n    return n * n"), (fenced("def f(n):\n    return 4"),)),
+    ("RLVR of Tulu 3", {**TULU, "dataset": "code", "ground_truth": ["assert f(3) == 9"]},
+     "code", fenced("def f(n):\n    return n * n"), (fenced("def f(n):\n    return 4"),)),
+    ("RLVR of Tulu 3", {**TULU, "dataset": ["code_stdio"], "ground_truth": json.dumps(SUMS)}, "code", ADD, (SUBTRACT,)),
+    ("RLVR of Tulu 3", {**TULU, "dataset": "string_matcher", "ground_truth": "Rome"}, "exact", "Rome", ("Oslo",)),
+    ("verifiable programs and SYNTHETIC", {
+        **SYNTHETIC, "problem_id": "code_2", "verification_info": {"language": "python", "test_cases": [
+            {"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]}},
+     "code", fenced("def add(a, b):\n    return a + b"), (fenced("def add(a, b):\n    return a"),)),
     ("verl", VERL, "math", "3+4=7\nAnswer: 7", ("Answer: 8",)),
     ("verl", VERL_CODE, "code", ADD, (SUBTRACT,)),
     ("xLAM", XLAM, "function_calls",
