@@ -60,7 +60,8 @@ RANKS = {
     "plan.measured": 11,
     "init": 11,
     "recipes": 12,
-    "cli": 13,
+    "sweep": 13,
+    "cli": 14,
 }
 APART = {"verify", "generate", "learn"}
 ONLY = {  # all that these may import

@@ -9,8 +9,8 @@ import typer
 
 # isort: off
 # These imports register the commands, in the order in which the help lists them.
-from assay.cli import start, training, recipes, curation, models, reading, verifiers  # noqa: F401
-from assay.cli import serving, upkeep  # noqa: F401
+from assay.cli import start, training, recipes, sweeps, curation, models, reading  # noqa: F401
+from assay.cli import verifiers, serving, upkeep  # noqa: F401
 
 # isort: on
 from assay.cli.console import MOVED, app, leave_closed_pipe

@@ -152,7 +152,12 @@ def settings_of(stage: RecipeStage) -> str:
 def inputs_of(stage: RecipeStage, rows: Mapping[str, StageRow]) -> dict[str, str]:
     """Return the hash of each earlier stage that a stage uses, and of each file that it names."""
     made = {f"@{name}": rows[name].key for name in stage.uses}
-    return made | {path: _digest_of_path(path) for path in sorted(set(_files(stage.tree)))}
+    return made | hashes_of_files(stage.tree)
+
+
+def hashes_of_files(tree: Any) -> dict[str, str]:
+    """Return the hash of each existing file and folder that a tree of settings names."""
+    return {path: _digest_of_path(path) for path in sorted(set(_files(tree)))}
 
 
 def _files(value: Any) -> Iterator[str]:

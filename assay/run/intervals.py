@@ -87,6 +87,11 @@ def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
     return (low + high) / 2
 
 
+def t_p_value(t: float, degrees: int) -> float:
+    """Return the two-sided p value of Student's t: P(|T| > |t|). Rounded to 0 below 1e-15."""
+    return max(0.0, 1.0 - _within(abs(t), min(degrees, _MOST_DEGREES)))
+
+
 def _within(t: float, degrees: int) -> float:
     """Return P(|T| <= t) for Student's t."""
     angle = math.atan(t / math.sqrt(degrees))

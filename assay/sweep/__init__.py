@@ -1,0 +1,1 @@
+"""Sweeps: arms times paired seeds of one training configuration, and their comparison."""

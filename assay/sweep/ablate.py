@@ -1,0 +1,118 @@
+"""Write a sweep that retrains a run without each term of its reward."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from assay.config import TrainConfig
+from assay.errors import ConfigError, RunError, message
+from assay.host.files import check_output, config_of, write_atomic
+from assay.run.seed_statistics import MIN_SEEDS
+from assay.session.consent import open_config
+from assay.sweep.file import RESERVED
+from assay.verify.expression import Term, parse_expression
+
+BASELINE = "all_terms"
+HEAD = "# written by assay ablate; assay sweep runs it, too\n"
+
+
+def write_ablation(
+    run: Path,
+    *,
+    num_seeds: int = MIN_SEEDS,
+    overrides: Sequence[str] = (),
+    report: Sequence[str] = (),
+    out: Path | None = None,
+    overwrite: bool = False,
+    trust_run: bool = False,
+) -> Path:
+    """Write a sweep file with one arm per reward term of a run, without this term.
+
+    A term is switched off by the weight 0: it is still measured and recorded, and the first term
+    still decides which completions are correct. overrides: changes of all arms. report: sources of
+    report problems. out: the file; None: ``ablate_RUN.toml``. Returns the file.
+
+    Raises UserError for a run whose reward has one term, and for an existing other file.
+    """
+    config = open_config(run, overrides=overrides, trust_run=trust_run)
+    arms = {BASELINE: {"about": "the run as it is"}, **_arms(config, run)}
+    tree = {
+        "base": str(config_of(run)),
+        "baseline": BASELINE,
+        "seeds": [*range(num_seeds)],
+        **({"set": [*overrides]} if overrides else {}),
+        **({"report": {"problems": [*report]}} if report else {}),
+        "arms": arms,
+    }
+    path = Path(f"ablate_{run.resolve().name}.toml") if out is None else out
+    check_output(path)
+    text = HEAD + tomli_w.dumps(tree)
+    if path.exists() and path.read_text(encoding="utf-8") != text and not overwrite:
+        remedy = "run it with assay sweep, or add --overwrite"
+        raise RunError(message(str(path), "another file", "a new file", remedy))
+    write_atomic(path, text.encode())
+    return path
+
+
+def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:
+    """Return an arm for each term of the run's verifier expressions."""
+    expressions = _expressions(config)
+    terms = [one for text in expressions.values() for one in parse_expression(text)]
+    active = dict.fromkeys(one.name for one in terms if one.weight != 0)
+    if all(len(parse_expression(text)) < 2 for text in expressions.values()):
+        found = f"{config.data.verifier}, one term"
+        accepted = "a weighted sum, such as math*1.0 + think_format*0.1"
+        raise ConfigError(message(f"{config_of(run)} data.verifier", found, accepted))
+    arms: dict[str, dict[str, object]] = {}
+    for name in active:
+        arm, number = _arm_name(name), 1
+        while arm in arms or arm in (BASELINE, RESERVED):
+            number += 1
+            arm = f"{_arm_name(name)}_{number}"
+        changes = [
+            f"{key}={json.dumps(_without(text, name)) if key != 'data.verifier' else new}"
+            for key, text in expressions.items()
+            if (new := _without(text, name)) != text
+        ]
+        arms[arm] = {"about": f"the weight of {name} is 0", "set": changes}
+    return arms
+
+
+def _expressions(config: TrainConfig) -> Mapping[str, str]:
+    """Return all verifier expressions of a configuration by key."""
+    data = config.data
+    found = {"data.verifier": data.verifier}
+    of_parts = {name for name, part in data.mixture.items() if part.verifier}
+    for tag, expression in data.verifier_by_tag.items():
+        if not re.fullmatch(r"[\w-]+", tag):
+            accepted = "tags of letters, digits, _ and -, which an override can name"
+            raise ConfigError(message("data.verifier_by_tag", json.dumps(tag), accepted))
+        # A part's own verifier takes precedence over the same tag in data.verifier_by_tag.
+        key = f"mixture.{tag}.verifier" if tag in of_parts else f"verifier_by_tag.{tag}"
+        found[f"data.{key}"] = expression
+    return found
+
+
+def _without(expression: str, name: str) -> str:
+    """Return an expression in which the terms of a name have the weight 0."""
+    terms = parse_expression(expression)
+    if all(one.name != name for one in terms):
+        return expression
+    return " + ".join(_word(one, off=one.name == name) for one in terms)
+
+
+def _word(term: Term, off: bool) -> str:
+    if off:
+        return f"{term.name}*0"
+    # A term without a number keeps its default weight, which the parser knows, not this module.
+    sign = "-" if term.negative else ""
+    return f"{sign}{term.name}" if term.weight is None else f"{term.name}*{term.weight!r}"
+
+
+def _arm_name(term: str) -> str:
+    return "without_" + re.sub(r"\W+", "_", term).strip("_")

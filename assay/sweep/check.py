@@ -1,0 +1,196 @@
+"""Check the trials of a sweep before anything trains: settings, rows, comparability, report set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.config import STAGES, TrainConfig
+from assay.config.preference import FILE_PREFIX, RUN_PREFIX
+from assay.curation.output import is_run
+from assay.data.completions import DOCUMENT, Record
+from assay.data.overlap import Questions, normalize, words_in
+from assay.data.problems import load_problems
+from assay.data.rowset import load_rows
+from assay.errors import AssayError, ConfigError, DataError, message
+from assay.recipes.check import check_rows
+from assay.sweep.file import SweepFile
+from assay.sweep.metric import is_of_evaluations
+from assay.sweep.trials import Trial, naming_arm, outputs_of
+from assay.verify.expression import parse_expression
+
+
+def check_sweep(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None:
+    """Raise ConfigError with every fault of the trials of one or more seeds.
+
+    Cheap checks come first: if the settings have faults, no rows are read.
+    """
+    first = [trial for trial in trials if trial.seed == trials[0].seed]
+    checks = (_without_effect(file, first), _not_comparable(file, first), _threads(first, parallel))
+    complaints = [one for check in checks for one in check]
+    if not complaints:
+        complaints = [*_bad_rows(file, first)]
+    if not complaints and file.settings.report is not None:
+        complaints = [*_overlap(file, trials)]
+    if complaints:
+        raise ConfigError.of([*dict.fromkeys(complaints)])
+
+
+def _without_effect(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a message for each arm whose settings equal those of an earlier arm."""
+    known: list[Trial] = []
+    for trial in sorted(trials, key=lambda one: one.arm != file.settings.baseline):
+        same = next((one for one in known if one.settings == trial.settings), None)
+        if same is not None:
+            found = f"the settings of {same.arm}"
+            accepted = "settings that differ from those of every other arm"
+            yield message(file.place(f"arms.{trial.arm}"), found, accepted, "change its set")
+        known.append(trial)
+
+
+def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a message for each arm that measures another held-out accuracy than the baseline."""
+    if not is_of_evaluations(file.settings.metric):
+        return
+    alike = {trial.arm: _measured(trial.configs[-1]) for trial in trials}
+    of_baseline = alike[file.settings.baseline]
+    for arm, measured in alike.items():
+        for key, value in measured.items():
+            if value == of_baseline[key]:
+                continue
+            remedy = ""
+            if key.endswith("first term"):
+                remedy = "keep the first term, with weight 0 if the arm must not be rewarded for it"
+            accepted = f"{of_baseline[key]}, as in {file.settings.baseline}, or the metric differs"
+            yield message(f"{file.place(f'arms.{arm}')} {key}", value, accepted, remedy)
+    if not _heldout(trials[0].configs[-1]):
+        where = f"{file.place('base')} data.heldout"
+        remedy = "or choose a metric of the training steps"
+        yield message(where, "none", f"problems, to measure {file.settings.metric}", remedy)
+
+
+def _measured(config: TrainConfig) -> dict[str, str]:
+    """Return all settings that determine what a held-out accuracy is."""
+    own, data, evaluation = config.evaluation, config.data, config.evaluation
+    terms = {"data.verifier": data.verifier, **data.verifier_by_tag}
+    first = {f"{key}, first term": parse_expression(one)[0].name for key, one in terms.items()}
+    return {
+        "data.heldout": ", ".join(_heldout(config)) or "none",
+        "evaluation.temperatures": str([*own.temperatures]),
+        "evaluation.num_samples": str(evaluation.num_samples),
+        "evaluation.max_problems": str(evaluation.max_problems or "all"),
+        **first,
+    }
+
+
+def _heldout(config: TrainConfig) -> tuple[str, ...]:
+    own = getattr(getattr(config, config.stage), "heldout", ())
+    return tuple(own) or config.data.heldout
+
+
+def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
+    """Yield a message if several runs at a time would each take all cores."""
+    unset = [trial.arm for trial in trials if trial.configs[-1].run.threads is None]
+    if parallel > 1 and unset:
+        # With the number of threads, the last bits of a result change, so it cannot depend on
+        # --parallel: a serial sweep and a parallel one must give the same figures.
+        accepted = "a number, or each of the runs takes all cores"
+        remedy = 'add set = ["run.threads=1"] (in a recipe shared.run.threads=1) above the arms'
+        found = f"no run.threads in {', '.join(unset)}"
+        yield message(f"--parallel {parallel}", found, accepted, remedy)
+
+
+def _bad_rows(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a message for each arm whose existing rows or verifiers are invalid."""
+    for trial in trials:
+        try:
+            with naming_arm(file, trial.arm):
+                _read(trial)
+        except AssayError as error:
+            yield from getattr(error, "lines", ()) or [str(error)]
+
+
+def _read(trial: Trial) -> None:
+    if trial.recipe is not None:
+        check_rows([*trial.recipe.stages.values()], outputs_of(trial.recipe, Path(trial.name)), ())
+        return
+    from assay.report.trackers import check_trackers
+    from assay.session.assemble import open_verifiers
+    from assay.training.api import kind_of, settled
+
+    (config,) = trial.configs
+    check_trackers(config.log)
+    config = settled(config)
+    with ExitStack() as stack:
+        kind_of(config).read(config, open_verifiers(config, stack))
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Words of a prompt, and its row's location."""
+
+    words: tuple[str, ...]
+    place: str
+
+
+def _overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield a message for the first report question that a source of an arm contains."""
+    report = file.settings.report
+    assert report is not None
+    where = file.place("report.problems")
+    questions, places = Questions(None), list[str]()
+    try:
+        problems = load_problems(report.problems, limit=report.max_problems)
+    except AssayError as error:
+        yield f"{where}: {error}"
+        return
+    for problem in problems:
+        questions.add(normalize(problem))
+        places.append(problem.place)
+    # Arms usually share their sources, each of which is read once.
+    for source, arm in _sources(trials).items():
+        for prompt in _prompts(source):
+            if (same := questions.equal(prompt.words)) is not None:
+                found = f"{places[same]}, a question of {prompt.place} (arm {arm})"
+                accepted = "problems that no arm trains or is chosen on"
+                yield message(where, found, accepted, "remove it from one of the two")
+                return
+
+
+def _sources(trials: Sequence[Trial]) -> dict[str, str]:
+    """Return every source of rows that a trial names and that exists, with one arm that uses it."""
+    found: dict[str, str] = {}
+    for trial in trials:
+        listed = [source for config in trial.configs for source in _of_config(config)]
+        if trial.recipe is not None:
+            for stage in trial.recipe.stages.values():
+                listed += stage.tree.get("inputs", ()) if stage.kind == "data" else ()
+        made = f"{Path(trial.name).absolute()}/"
+        for source in listed:
+            source = source.removeprefix(FILE_PREFIX)
+            # Outputs of a recipe's own stages, and rollouts of a run, derive from sources that are
+            # listed too.
+            if not source.startswith(("@", RUN_PREFIX, made)) and not is_run(source):
+                found.setdefault(source, trial.arm)
+    return found
+
+
+def _of_config(config: TrainConfig) -> Iterator[str]:
+    yield from config.data.train
+    yield from config.data.heldout
+    section, key = STAGES[config.stage]
+    yield from getattr(getattr(config, section), key, ())
+    yield from getattr(getattr(config, section), "heldout", ())
+
+
+def _prompts(source: str) -> Iterator[_Prompt]:
+    """Yield the prompts of a source: problems, traces, pairs or documents."""
+    for row in load_rows("rows", Record.read, [source], on_bad_row="skip"):
+        try:
+            part = "all" if DOCUMENT in row.keys else "prompt"
+            yield _Prompt(words_in(row.text(part)), row.source)
+        except DataError:
+            # Rows of another form, such as stored trees of thought, have no prompt to compare.
+            continue

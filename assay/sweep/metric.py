@@ -1,0 +1,97 @@
+"""The compared number of a run: names that a sweep accepts, and reading it from a finished run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.errors import RunError, did_you_mean, message
+from assay.host.records import read_step_rows
+from assay.run.evaluations import of_deciding_kind, on_texts
+from assay.validation import toml_words
+
+ACCURACY = "accuracy"
+LAST = 10
+"""Number of steps at the end over which a metric of the steps is averaged."""
+
+# A metric that a run lacks would only be noticed after the first run, which may take hours.
+# docs/metrics.md explains each name; tests/sweep compares the page with this table.
+METRICS: Mapping[str, str] = {
+    "advantage": "mean std",
+    "critic": "clip_fraction explained_variance grad_norm loss return_mean value_mean",
+    "curriculum": "drawn effective_epochs group_size pass_rate_0_20 pass_rate_80_100 retired",
+    "entropy": "mean",
+    "eval": "bits_per_byte chosen_longer chosen_shorter length_correlation majority mean_tokens nll"
+    " num_not_judged pass_at_1 perplexity truncated",
+    "group": "all_fail_equal all_fail all_pass distinct_answers distinct_texts mixed not_judged"
+    " often_not_judged reward_std same_prompt shaped_only size",
+    "kl": "answer mean old think unaligned weight",
+    "length": "injected mean p95 think truncated turns",
+    "loss": "clip_fraction divergence entropy kl nll policy preference token_share total",
+    "memory": "cuda_peak_mib peak_mib",
+    "mismatch": "mean p99",
+    "optimizer": "grad_norm learning_rate skipped steps",
+    "oversample": "groups tokens waiting",
+    "penalty": "weight",
+    "policy": "age_max age_mean too_old",
+    "preference": "accuracy beta both_fall change_chosen_token change_chosen change_rejected_token"
+    " change_rejected completions kl length_chosen length_rejected logprob_chosen logprob_rejected"
+    " margin pairs reward_chosen reward_rejected",
+    "ratio": "max mean min",
+    "sampling": "temperature",
+    "scores": "accuracy chosen margin rejected",
+    "text": "repeated",
+    "tokens": "generated injected prompt trained",
+    "tool_calls": "unread",
+    "trust_region": "backtracks cg_residual improvement kl",
+    "update": "stopped_at",
+    "verdict": "error not_judged_share not_judged passed score timeout unavailable",
+}
+OPEN = ("reward", "family", "mixture", "time", "speed", "verify", "eval/pass_at_")
+"""Beginnings of names that continue with a name of the configuration, a phase or a number."""
+
+
+def check_metric(name: str) -> str:
+    """Return why a name cannot be a metric; "" for a metric that a run may have."""
+    part, _, rest = name.partition("/")
+    names = [f"{group}/{one}" for group, ones in METRICS.items() for one in ones.split()]
+    is_open = rest and (part in OPEN or name.startswith(OPEN[-1]))
+    if name == ACCURACY or name in names or is_open:
+        return ""
+    near = did_you_mean(name, [ACCURACY, *names])
+    accepted = "accuracy, or a metric of docs/metrics.md"
+    return message("", toml_words(name), accepted, near).removeprefix(": ")
+
+
+def is_of_evaluations(name: str) -> bool:
+    """Whether a metric belongs to held-out evaluations."""
+    return name == ACCURACY or name.startswith("eval/")
+
+
+def value_of(run: Path, name: str) -> float:
+    """Return a finished run's metric. Raises RunError if the run has no such number."""
+    if is_of_evaluations(name):
+        rows = read_step_rows(run / "evaluations.jsonl")
+        # A run without accuracies (texts) has evaluations that a named metric can still read.
+        chosen = of_deciding_kind(rows) if name == ACCURACY else of_deciding_kind(rows) or rows
+        key = "eval/pass_at_1" if name == ACCURACY else name
+        if chosen and isinstance(value := chosen[-1].get(key), int | float):
+            return float(value)
+        known = _numbers(chosen[-1]) if chosen else []
+        if name == ACCURACY and on_texts(rows):
+            known = ["eval/nll", "eval/perplexity", "eval/bits_per_byte"]
+    else:
+        rows = read_step_rows(run / "metrics.jsonl")[-LAST:]
+        values = [float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
+        if values:
+            return statistics.fmean(values)
+        known = sorted({key for row in rows for key in _numbers(row)})
+    accepted = "a number that the run recorded"
+    remedy = did_you_mean(name, known) or f"it has {', '.join(known) or 'none'}"
+    raise RunError(message(f"{run} metric", toml_words(name), accepted, remedy))
+
+
+def _numbers(row: Mapping[str, Any]) -> Collection[str]:
+    return [key for key, value in row.items() if isinstance(value, int | float) and "/" in key]

@@ -1,0 +1,118 @@
+"""Run commands as processes, several at a time; stop them cleanly, and leave none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from assay.host.orphans import WorkerMark, new_family, watched
+from assay.run.stop import StopSignal
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command. log: file of its output, which is appended to. environment: further variables.
+
+    out: file of standard output alone, which exists only if the command succeeds; None: the log.
+    """
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    out: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """Result of a command: exit code and wall-clock seconds."""
+
+    job: Job
+    code: int
+    seconds: float
+
+
+def run_jobs(
+    jobs: Sequence[Job], parallel: int, ended: Callable[[JobEnd], None]
+) -> tuple[list[JobEnd], bool]:
+    """Run commands, ``parallel`` at a time. Return their ends, and whether the user interrupted.
+
+    A failed command does not stop the others. The first Ctrl-C or SIGTERM starts no more commands
+    and sends SIGTERM to the running ones, which end with a checkpoint; a second one kills them. If
+    this process is killed, its commands are killed too. ended: called after each command.
+    """
+    waiting, ends = [*jobs], list[JobEnd]()
+    running: list[_Running] = []
+    is_told = False
+    with ExitStack() as stack:
+        mark = WorkerMark(new_family())
+        # A killed sweep must leave no run behind that its next start would find locked.
+        stack.enter_context(watched(mark))
+        stop = stack.enter_context(StopSignal())
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel and not stop.requested:
+                    running.append(_Running(waiting.pop(0), mark.environment))
+                if stop.requested and not is_told:
+                    is_told, waiting = True, []
+                    for one in running:
+                        one.process.terminate()
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    ends.append(one.end())
+                    ended(ends[-1])
+                time.sleep(POLL_SECONDS)
+        finally:
+            for one in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(one.process.pid, signal.SIGKILL)
+                one.process.wait()
+                one.close()
+    return ends, is_told
+
+
+class _Running:
+    """A started command."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        self.job, self.started = job, time.perf_counter()
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        self._files: list[IO[bytes]] = [open(job.log, "ab")]  # noqa: SIM115 (until `close`)
+        if job.out is not None:
+            self._files.append(open(self._partial, "wb"))  # noqa: SIM115
+        self.process = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._files[-1],
+            stderr=self._files[0],
+            env={**os.environ, **job.environment, **environment},
+            # Ctrl-C reaches only this process, which stops each command once: a second signal
+            # would end a run without its checkpoint.
+            start_new_session=True,
+        )
+
+    @property
+    def _partial(self) -> Path:
+        assert self.job.out is not None
+        return self.job.out.with_name(f"{self.job.out.name}.part")
+
+    def end(self) -> JobEnd:
+        """Return the result of an ended command."""
+        self.close()
+        if self.job.out is not None and self.process.returncode == 0:
+            self._partial.replace(self.job.out)
+        return JobEnd(self.job, self.process.returncode, time.perf_counter() - self.started)
+
+    def close(self) -> None:
+        """Close the command's files."""
+        for file in self._files:
+            file.close()

@@ -1,0 +1,333 @@
+"""Run a sweep: start, resume and keep its runs, measure the winner, and write the results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from assay.data.problems import load_problems
+from assay.errors import RunError, message
+from assay.host.files import DirectoryLock, check_folder, write_atomic, write_json
+from assay.host.records import read_events, read_record
+from assay.host.removal import move_aside
+from assay.recipes.manifest import RecipeManifest, hashes_of_files
+from assay.recipes.run import FILE as RECIPE_FILE
+from assay.run.progress import format_seconds
+from assay.run.state import why_ended
+from assay.sweep.check import check_sweep
+from assay.sweep.comparison import compare_arms
+from assay.sweep.file import SweepFile, read_sweep
+from assay.sweep.metric import value_of
+from assay.sweep.page import Reported, SweepResult, write_results
+from assay.sweep.processes import Job, JobEnd, run_jobs
+from assay.sweep.trials import Trial, shared_stages, split_recipe, trials_of
+
+Say = Callable[[str], None]
+MANIFEST = "manifest.json"
+COMMAND = (sys.executable, "-P", "-m", "assay.cli")
+"""With -P, modules in the working directory cannot shadow installed packages."""
+_OBJECT = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
+
+
+class Interrupted(Exception):
+    """Raised after Ctrl-C or SIGTERM, when all runs have ended with a checkpoint."""
+
+
+class _Manifest(BaseModel):
+    """Content of a sweep's manifest. keys: hash of settings and inputs of each started run."""
+
+    model_config = ConfigDict(extra="allow")
+
+    keys: dict[str, str] = {}
+    other_seeds: bool = False
+
+
+@dataclass
+class SweepFolder:
+    """A sweep's directory and its manifest, which is written at each change."""
+
+    folder: Path
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    other_seeds: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> SweepFolder:
+        """Read the manifest of a directory; without one, the sweep is new. Raises RunError."""
+        found = read_record(folder / MANIFEST, _Manifest)
+        return cls(folder) if found is None else cls(folder, found.keys, found.other_seeds)
+
+    def put(self, name: str, key: str) -> None:
+        """Record the hash of a run or report, before it starts."""
+        self.keys[name] = key
+        self.write()
+
+    def write(self) -> None:
+        """Write the manifest."""
+        write_json(self.folder / MANIFEST, {"keys": self.keys, "other_seeds": self.other_seeds})
+
+
+def run_sweep(
+    path: Path,
+    *,
+    directory: Path = Path("sweeps"),
+    parallel: int = 1,
+    other_seeds: bool = False,
+    say: Say = print,
+) -> SweepResult:
+    """Run the missing runs of a sweep, and return and write its results.
+
+    A finished run is kept as long as its settings and input files are unchanged; an interrupted run
+    is resumed. other_seeds: also run all arms with other seeds, now and in later calls. Raises
+    UserError for invalid input, with every fault of every arm, and Interrupted.
+    """
+    file = read_sweep(path)
+    folder = directory / file.name
+    check_folder(folder, "--directory")
+    known = SweepFolder.read(folder)
+    known.other_seeds |= other_seeds
+    trials = trials_of(file, file.settings.seeds)
+    others = trials_of(file, file.other_seeds) if known.other_seeds else []
+    check_sweep(file, [*trials, *others], parallel)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Two processes would start the same runs.
+    lock = DirectoryLock(folder)
+    try:
+        known.write()
+        both = [*trials, *others]
+        unfinished = _run_trials(known, both, file.settings.metric, parallel, say)
+        result = _compare(file, known, trials, others, unfinished)
+        if file.settings.report is not None and result.is_complete:
+            reported = _report(file, known, trials, result, parallel, say)
+            result = _compare(file, known, trials, others, unfinished, reported)
+        write_results(result, folder)
+    finally:
+        lock.release()
+    return result
+
+
+def _run_trials(
+    known: SweepFolder, trials: Sequence[Trial], metric: str, parallel: int, say: Say
+) -> dict[str, str]:
+    """Run the missing trials. Return why each unfinished one did not finish.
+
+    Raises RunError if the first finished run lacks the metric, so that the others are not run for
+    nothing.
+    """
+    arms = {trial.arm for trial in trials}
+    of_seed = [trial for trial in trials if trial.seed == trials[0].seed]
+    shared = shared_stages(of_seed) if len(of_seed) == len(arms) else []
+    own, heads = {trial.name: trial for trial in trials}, dict[str, Trial]()
+    if shared:
+        say(f"the stages {', '.join(shared)} are the same in all arms, and run once per seed")
+        for trial in trials:
+            head, own[trial.name] = split_recipe(trial, shared, known.folder)
+            heads[head.name] = head
+        _run_all(known, [(head, head, key_of(head)) for head in heads.values()], parallel, say)
+    keys = {trial.name: key_of(trial) for trial in trials}
+    broken = {head.seed for head in heads.values() if why_unfinished(known, head) is not None}
+    ready = [trial for trial in trials if trial.seed not in broken]
+
+    def check(name: str) -> None:
+        value_of(own[name].run_in(known.folder), metric)
+
+    asked = [(one, own[one.name], keys[one.name]) for one in ready]
+    _run_all(known, asked, parallel, say, check)
+    found = {one.name: why for one in trials if (why := why_unfinished(known, own[one.name]))}
+    for trial in trials:
+        if trial.seed in broken:
+            found[trial.name] = f"the shared stages did not finish; see shared-seed{trial.seed}"
+    return found
+
+
+def _run_all(
+    known: SweepFolder,
+    asked: Sequence[tuple[Trial, Trial, str]],
+    parallel: int,
+    say: Say,
+    check: Callable[[str], None] | None = None,
+) -> None:
+    """Run (trial, trial without shared stages, key) that are not finished yet."""
+    jobs = [job for one in asked if (job := _job_of(known, *one, say)) is not None]
+    if kept := len(asked) - len(jobs):
+        say(f"{kept} of {len(asked)} runs are finished and unchanged")
+    _run_jobs(jobs, parallel, say, check)
+
+
+def _run_jobs(
+    jobs: Sequence[Job], parallel: int, say: Say, check: Callable[[str], None] | None = None
+) -> None:
+    """Run commands and print their ends. check: called with the name of each that succeeded."""
+    count = 0
+
+    def ended(one: JobEnd) -> None:
+        nonlocal count
+        count += 1
+        if check is not None and one.code == 0:
+            check(one.job.name)
+        how = "done" if one.code == 0 else f"exit code {one.code}, see {one.job.log}"
+        say(f"{count}/{len(jobs)}  {one.job.name}: {how}, {format_seconds(one.seconds)}")
+
+    _, is_interrupted = run_jobs(jobs, parallel, ended)
+    if is_interrupted:
+        raise Interrupted
+
+
+def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, say: Say) -> Job | None:
+    """Return the command that runs or resumes a trial; None if it is finished."""
+    place = known.folder / trial.name
+    if os.path.lexists(place) and known.keys.get(trial.name) != key:
+        say(f"{trial.name}: changed since it ran; the old run is {move_aside(place, 'changed')}")
+    if why_unfinished(known, own) is None:
+        return None
+    verb = ["train"] if own.recipe is None else ["recipe", "run"]
+    made = "config.toml" if own.recipe is None else RECIPE_FILE
+    log = known.folder / "logs" / f"{trial.name}.txt"
+    if (place / made).is_file():
+        return Job(trial.name, [*COMMAND, *verb, "--resume", str(place)], log)
+    if os.path.lexists(place):
+        # It was killed before its first file was written.
+        move_aside(place, "unfinished")
+    file = known.folder / "configs" / f"{trial.name}.toml"
+    file.parent.mkdir(exist_ok=True)
+    write_atomic(file, own.file(known.folder).encode())
+    known.put(trial.name, key)
+    more = [] if own.recipe is None else ["--directory", str(known.folder)]
+    return Job(trial.name, [*COMMAND, *verb, str(file), *more], log)
+
+
+def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
+    """Return why a trial's run is not finished; None if it is."""
+    place = known.folder / trial.name
+    if trial.recipe is not None:
+        rows = RecipeManifest.read(place).rows
+        for stage in trial.recipe.stages:
+            if stage not in rows or not rows[stage].finished:
+                why = rows[stage].ended if stage in rows else None
+                return f"stage {stage}: {why or 'not finished'}"
+        return None
+    ended = why_ended(read_events(place / "events.jsonl")) if place.is_dir() else None
+    if ended is not None and ended.startswith("finished"):
+        return None
+    return ended or "not finished"
+
+
+def key_of(trial: Trial) -> str:
+    """Return the hash of a trial's settings and of all files that they name."""
+    settings = trial.settings
+    return _digest([settings, hashes_of_files(settings), _hashes_of_code(settings)])
+
+
+def _hashes_of_code(settings: Any) -> dict[str, str]:
+    """Return the hash of each Python file in the working directory that settings name."""
+    modules = {found[1] for text in _texts(settings) for found in _OBJECT.finditer(text)}
+    paths = sorted(f"{name.replace('.', '/')}.py" for name in modules)
+    return hashes_of_files([path for path in paths if os.path.isfile(path)])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _compare(
+    file: SweepFile,
+    known: SweepFolder,
+    trials: Sequence[Trial],
+    others: Sequence[Trial],
+    unfinished: Mapping[str, str],
+    reported: Reported | None = None,
+) -> SweepResult:
+    settings = file.settings
+    about = {arm: section.about for arm, section in settings.arms.items()}
+
+    def values(of: Sequence[Trial]) -> dict[str, dict[int, float]]:
+        found: dict[str, dict[int, float]] = {arm: {} for arm in settings.arms}
+        for one in of:
+            if one.name not in unfinished:
+                run = one.run_in(known.folder)
+                found[one.arm][one.seed] = value_of(run, settings.metric)
+        return found
+
+    first = compare_arms(values(trials), about, settings.baseline, settings.seeds)
+    other = None
+    if others:
+        other = compare_arms(values(others), about, settings.baseline, file.other_seeds)
+    return SweepResult(
+        file.name,
+        str(known.folder),
+        settings.metric,
+        settings.better,
+        first,
+        other,
+        settings.report is not None,
+        reported,
+        unfinished,
+    )
+
+
+def _report(
+    file: SweepFile,
+    known: SweepFolder,
+    trials: Sequence[Trial],
+    result: SweepResult,
+    parallel: int,
+    say: Say,
+) -> Reported:
+    """Measure the winner and the baseline on the report problems, by their last checkpoints."""
+    report = file.settings.report
+    assert report is not None
+    folder = known.folder / "report"
+    folder.mkdir(exist_ok=True)
+    arms = dict.fromkeys([file.settings.baseline, result.winner.arm])
+    measured = [trial for trial in trials if trial.arm in arms]
+    jobs: list[Job] = []
+    for trial in measured:
+        name, out = f"report of {trial.name}", folder / f"{trial.name}.json"
+        facts = [key_of(trial), report.model_dump(mode="json")]
+        key = _digest([*facts, hashes_of_files(facts[1])])
+        if out.is_file() and known.keys.get(name) == key:
+            continue
+        out.unlink(missing_ok=True)
+        known.put(name, key)
+        evaluation = trial.configs[-1].evaluation
+        command = [*COMMAND, "eval", str(trial.run_in(known.folder)), "--json"]
+        for source in report.problems:
+            command += ["--problems", source]
+        command += ["--samples", str(evaluation.num_samples)]
+        command += ["--temperature", str(evaluation.temperatures[0]), "--seed", str(trial.seed)]
+        if report.max_problems is not None:
+            command += ["--max-problems", str(report.max_problems)]
+        log = known.folder / "logs" / f"report-{trial.name}.txt"
+        jobs.append(Job(name, command, log, out))
+    _run_jobs(jobs, parallel, say)
+    values: dict[str, dict[int, float]] = {arm: {} for arm in arms}
+    for trial in measured:
+        out = folder / f"{trial.name}.json"
+        row = read_record(out, dict[str, Any])
+        if row is None or not isinstance(row.get("pass_at_1"), int | float):
+            log = known.folder / "logs" / f"report-{trial.name}.txt"
+            accepted = "an accuracy on the report problems"
+            raise RunError(message(str(out), "none", accepted, f"see {log}"))
+        values[trial.arm][trial.seed] = float(row["pass_at_1"])
+    table = compare_arms(values, {}, file.settings.baseline, file.settings.seeds)
+    num_problems = len(load_problems(report.problems, limit=report.max_problems))
+    return Reported(report.problems, num_problems, table)

@@ -1,0 +1,241 @@
+"""The runs of a sweep: one trial per arm and seed, each a complete run file or recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tomli_w
+
+from assay import config as configuration
+from assay.config import TrainConfig, read_toml
+from assay.errors import AssayError, ConfigError, message
+from assay.recipes.check import check_settings, settings_of_training
+from assay.recipes.file import Recipe, RecipeStage, built_in, find_recipe, read_recipe
+from assay.recipes.manifest import TINY, RecipeManifest
+from assay.recipes.run import planned_outputs, row_of
+from assay.sweep.file import SweepFile
+
+Tree: TypeAlias = dict[str, Any]
+SEED = "{seed}"
+# The directory and the name of a run are the sweep's, and the seed is the one that arms share.
+_OWNED = re.compile(r"(?:[\w-]+\.)?run\.(?:seed|name|directory|max_minutes)\s*=")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One arm with one seed. Exactly one of ``config`` and ``recipe`` is given.
+
+    config: configuration of a single run. recipe: chain of stages; its last training stage is
+    measured.
+    """
+
+    arm: str
+    seed: int
+    config: TrainConfig | None = None
+    recipe: Recipe | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the trial's directory."""
+        return f"{self.arm}-seed{self.seed}"
+
+    @property
+    def settings(self) -> Tree:
+        """All settings of the trial as plain values, without the run's name and directory."""
+        if self.recipe is not None:
+            return self.recipe.as_tree()["stage"]
+        assert self.config is not None
+        tree = self.config.model_dump(mode="json", exclude_none=True)
+        tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("name", "directory")}
+        return tree
+
+    def file(self, folder: Path) -> str:
+        """Return the text of the file that `assay train` or `assay recipe run` gets."""
+        if self.recipe is not None:
+            return tomli_w.dumps(self.recipe.as_tree())
+        tree = self.settings
+        tree["run"] |= {"name": self.name, "directory": str(folder)}
+        return tomli_w.dumps(tree)
+
+    def run_in(self, folder: Path) -> Path:
+        """Return the directory of the measured run, in the sweep's folder."""
+        place = folder / self.name
+        return place if self.recipe is None else place / last_training(self.recipe).name
+
+    @property
+    def configs(self) -> list[TrainConfig]:
+        """Configurations of all training stages, the measured one last.
+
+        In a recipe, outputs of earlier stages are named by the paths at which they will be.
+        """
+        if self.config is not None:
+            return [self.config]
+        assert self.recipe is not None
+        outputs = outputs_of(self.recipe, Path(self.name))
+        last = last_training(self.recipe)
+        stages = [one for one in self.recipe.stages.values() if one.kind == "training"]
+        ordered = [one for one in stages if one is not last] + [last]
+        return [settings_of_training(one, outputs, {}) for one in ordered]
+
+
+def outputs_of(recipe: Recipe, folder: Path) -> Mapping[str, str]:
+    """Return the future output of each stage of a recipe in a folder."""
+    models = {
+        name: replace(row, output=recipe.stages[name].tree["model"])
+        for name, row in _model_rows(recipe).items()
+    }
+    return planned_outputs([*recipe.stages.values()], RecipeManifest(folder), models)
+
+
+def last_training(recipe: Recipe) -> RecipeStage:
+    """Return the last training stage of a recipe."""
+    return [stage for stage in recipe.stages.values() if stage.kind == "training"][-1]
+
+
+def trials_of(file: SweepFile, seeds: Sequence[int]) -> list[Trial]:
+    """Return the trials of all arms and seeds, seed by seed.
+
+    Raises ConfigError with every fault of every arm.
+    """
+    found: list[Trial] = []
+    complaints: list[str] = []
+    for seed in seeds:
+        for arm in file.settings.arms:
+            try:
+                with naming_arm(file, arm):
+                    found.append(_trial(file, arm, seed))
+            except AssayError as error:
+                complaints += getattr(error, "lines", ()) or [str(error)]
+    if complaints:
+        # A fault of an arm is usually the same for every seed.
+        raise ConfigError.of([*dict.fromkeys(complaints)])
+    return found
+
+
+@contextmanager
+def naming_arm(file: SweepFile, arm: str) -> Generator[None]:
+    """Prefix each error raised in the block with the file, the line and the arm's name."""
+    try:
+        yield
+    except AssayError as error:
+        lines = getattr(error, "lines", ()) or [str(error)]
+        raise ConfigError.of([f"{file.place(f'arms.{arm}')}: {line}" for line in lines]) from error
+
+
+def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
+    base, key = file.base_of(arm)
+    own = file.settings.arms[arm].set
+    for override in (*file.settings.set, *own):
+        if found := _OWNED.match(override):
+            accepted = "none in a sweep: its seeds, folder and length are those of all arms"
+            raise ConfigError(message(f"set {found[0].rstrip('= ')}", override, accepted))
+    changes = [one.replace(SEED, str(seed)) for one in (*file.settings.set, *own)]
+    path = find_base(base, file.place(key))
+    if not is_recipe(path):
+        if file.settings.scale is not None:
+            where = file.place("scale")
+            raise ConfigError(message(where, "a scale", "none: the base is no recipe"))
+        config = configuration.load(path, [*changes, f"run.seed={seed}"])
+        if config.run.max_minutes is not None:
+            accepted = "none in a sweep, whose runs must not depend on the machine's speed"
+            raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted))
+        return Trial(arm, seed, config=config)
+    plain = read_recipe(path, file.settings.scale)
+    recipe = read_recipe(path, file.settings.scale, [*_seeded(plain, seed), *changes])
+    if not any(stage.kind == "training" for stage in recipe.stages.values()):
+        raise ConfigError(message(str(path), "no training stage", "at least one, to measure"))
+    check_settings([*recipe.stages.values()], outputs_of(recipe, Path(path.stem)))
+    # The recipe's own name would name the folder of its run.
+    return Trial(arm, seed, recipe=replace(recipe, name=f"{arm}-seed{seed}"))
+
+
+def find_base(base: str, where: str) -> Path:
+    """Return the run file or recipe that a base names. Raises ConfigError."""
+    path = Path(base).expanduser()
+    if path.is_dir():
+        remedy = "name its config.toml" if (path / "config.toml").is_file() else ""
+        raise ConfigError(message(where, f"{base}, a folder", "a TOML file, or a recipe", remedy))
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    try:
+        return find_recipe(base)
+    except ConfigError as error:
+        accepted = f"a run file, a recipe file, or a recipe: {', '.join(built_in())}"
+        raise ConfigError(message(where, json.dumps(base), accepted)) from error
+
+
+def is_recipe(path: Path) -> bool:
+    """Whether a TOML file is a recipe and not the configuration of one run."""
+    return isinstance(read_toml(path)[0].get("stage"), dict)
+
+
+def _seeded(recipe: Recipe, seed: int) -> Iterator[str]:
+    """Yield overrides that give a seed to every training stage and every new tiny model."""
+    for name, stage in recipe.stages.items():
+        if stage.kind == "training":
+            yield f"{name}.run.seed={seed}"
+        elif stage.tree.get("model") == TINY:
+            yield f"{name}.seed={seed}"
+
+
+def shared_stages(trials: Sequence[Trial]) -> list[str]:
+    """Return the first stages that are the same in all trials of one seed.
+
+    Each stage has equal settings in every arm, and reads only stages that are shared too. At least
+    one stage of each arm is left, and stages without work (existing models) alone are not shared.
+    """
+    recipes = [trial.recipe for trial in trials if trial.recipe is not None]
+    if len(recipes) != len(trials) or len(recipes) < 2:
+        return []
+    found: list[str] = []
+    for named in zip(*(recipe.stages.items() for recipe in recipes), strict=False):
+        names = {name for name, _ in named}
+        trees = [stage.tree for _, stage in named]
+        if len(names) > 1 or any(tree != trees[0] for tree in trees):
+            break
+        found.append(named[0][0])
+    # The measured stage of an arm belongs to the arm.
+    while found and any(last_training(recipe).name in found for recipe in recipes):
+        found.pop()
+    works = [recipes[0].stages[name] for name in found]
+    return found if any(_has_work(stage) for stage in works) else []
+
+
+def _has_work(stage: RecipeStage) -> bool:
+    return stage.kind != "model" or stage.tree["model"] == TINY
+
+
+def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Trial, Trial]:
+    """Divide a trial into the shared first stages, and the arm's own stages that read their output.
+
+    folder: the sweep's folder.
+    """
+    assert trial.recipe is not None
+    stages = trial.recipe.stages
+    name = f"shared-seed{trial.seed}"
+    first = {one: stages[one] for one in shared}
+    head = replace(trial.recipe, name=name, stages=first)
+    # The head runs in the sweep's folder, so the outputs are named by absolute paths.
+    outputs = outputs_of(head, folder.absolute() / name)
+    rest = {
+        one: replace(stage, tree=stage.resolved(outputs))
+        for one, stage in stages.items()
+        if one not in first
+    }
+    own = replace(trial.recipe, stages=rest)
+    return Trial("shared", trial.seed, recipe=head), replace(trial, recipe=own)
+
+
+def _model_rows(recipe: Recipe) -> dict[str, Any]:
+    """Return manifest rows of the stages that only name an existing model."""
+    return {
+        name: row_of(stage, {}, "")
+        for name, stage in recipe.stages.items()
+        if stage.kind == "model" and stage.tree["model"] != TINY
+    }
