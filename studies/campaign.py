@@ -12,17 +12,18 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.claims import MIN_SEEDS, Claim, Outcomes
+from assay.config.toml_text import merged
+from assay.errors import INTERRUPTED
+from assay.run.seed_statistics import MIN_SEEDS
+from assay.sweep.processes import Job, JobEnd, run_jobs
+from studies.claims import Claim, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,15 +169,11 @@ def run_all(
 
     If a run fails, the other runs continue, and SystemExit with the paths of the logs is raised.
     """
-    asked = [(arms, seed) for arms in processes(study) for seed in seeds]
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        run = partial(_run_apart, study, work=work, quick=quick)
-        codes = list(pool.map(lambda one: run(*one), asked))
-    failed = [
-        str(folder_of(study, arms[0], seed, work, quick) / "log.txt")
-        for (arms, seed), code in zip(asked, codes, strict=True)
-        if code
-    ]
+    every = [_job(study, arms, seed, work, quick) for arms in processes(study) for seed in seeds]
+    ends, is_interrupted = run_jobs([job for job in every if job is not None], jobs, _show_end)
+    if is_interrupted:
+        raise SystemExit(INTERRUPTED)
+    failed = [str(end.job.log) for end in ends if end.code]
     if failed:
         raise SystemExit(f"{study.name}: {len(failed)} runs failed; see {', '.join(failed)}")
     return {
@@ -231,17 +228,7 @@ def machine() -> str:
 
 def settings_of(study: Study, arm: Arm) -> Mapping[str, Any]:
     """Return the settings of a run: those of the study, overridden by those of the arm."""
-    return merge(study.common, arm.settings)
-
-
-def merge(base: Mapping[str, Any], *changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested mapping with changes. Nested tables are merged, and later changes win."""
-    tree = dict(base)
-    for change in changes:
-        for key, value in change.items():
-            both = isinstance(value, Mapping) and isinstance(tree.get(key), Mapping)
-            tree[key] = merge(tree[key], value) if both else value
-    return tree
+    return merged(study.common, arm.settings)
 
 
 def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Path:
@@ -253,33 +240,21 @@ def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Pat
     return base / (arm.run or study.run).__name__ / f"{digest}-{seed}"
 
 
-def _run_apart(
-    study: Study,
-    arms: Sequence[Arm],
-    seed: int,
-    work: Path,
-    quick: bool,
-) -> int:
-    """Perform runs in a separate process with one thread. Return the exit code."""
+def _job(study: Study, arms: Sequence[Arm], seed: int, work: Path, quick: bool) -> Job | None:
+    """Return the command that performs runs in a process of one thread; None if they are kept."""
     folders = [folder_of(study, arm, seed, work, quick) for arm in arms]
     if all((folder / "kept.json").is_file() for folder in folders):
-        return 0
-    folders[0].mkdir(parents=True, exist_ok=True)
+        return None
     names = ",".join(arm.name for arm in arms)
     command = [sys.executable, "-m", f"studies.{study.name}", "--work", str(work)]
     command += ["--run", names, str(seed), *(["--quick"] if quick else [])]
-    started = time.perf_counter()
-    with open(folders[0] / "log.txt", "w", encoding="utf-8") as log:
-        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=variables, check=False
-        ).returncode
-    how = "done" if code == 0 else f"failed ({code})"
-    print(
-        f"{study.name}: {names}, seed {seed}: {how}, {time.perf_counter() - started:.0f} s",
-        flush=True,
-    )
-    return code
+    title = f"{study.name}: {names}, seed {seed}"
+    return Job(title, command, folders[0] / "log.txt", environment={"OMP_NUM_THREADS": "1"})
+
+
+def _show_end(end: JobEnd) -> None:
+    how = "done" if end.code == 0 else f"failed ({end.code})"
+    print(f"{end.job.name}: {how}, {end.seconds:.0f} s", flush=True)
 
 
 def outcomes_of(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Outcomes:

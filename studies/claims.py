@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from assay.run.intervals import t_quantile
+from assay.run.seed_statistics import SeedDifference, three_digits
 
 Outcomes = Mapping[str, Mapping[int, Mapping[str, float]]]
 Verdict = Literal["reproduced", "not reproduced", "inconclusive"]
-MIN_SEEDS = 8
 
 
 @dataclass(frozen=True)
@@ -40,44 +39,20 @@ class Claim:
     test: Callable[[Outcomes], Finding]
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return a mean and its standard error. With too few values, a result is NaN."""
-    if not values:
-        return math.nan, math.nan
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
+def interval_of(differences: Sequence[float]) -> SeedDifference:
+    """Return the interval of the mean of paired differences; infinitely wide for too few seeds."""
+    found = SeedDifference.of(differences)
+    return found if found.is_enough else replace(found, low=-math.inf, high=math.inf)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Mean of paired differences with its 95 % interval; infinitely wide for too few seeds."""
-
-    mean: float
-    low: float
-    high: float
-    num_seeds: int
-
-    @classmethod
-    def of(cls, differences: Sequence[float]) -> Interval:
-        """Return the interval of the mean of paired differences."""
-        count = len(differences)
-        mean, error = mean_and_error(differences)
-        if count < MIN_SEEDS:
-            return cls(mean, -math.inf, math.inf, count)
-        half = t_quantile(count - 1) * error
-        return cls(mean, mean - half, mean + half, count)
-
-    def told(self, as_ratio: bool) -> str:
-        """Format the interval as text. as_ratio: its numbers are logarithms of ratios."""
-        what = "ratio" if as_ratio else "difference"
-        values = (self.mean, self.low, self.high)
-        mean, low, high = (number(math.exp(x) if as_ratio else x) for x in values)
-        if self.num_seeds < MIN_SEEDS:
-            return f"{what} {mean} ({self.num_seeds} seeds: too few to decide)"
-        return f"{what} {mean} ({low} to {high}, {self.num_seeds} seeds)"
+def told(found: SeedDifference, as_ratio: bool) -> str:
+    """Format an interval as text. as_ratio: its numbers are logarithms of ratios."""
+    what = "ratio" if as_ratio else "difference"
+    values = (found.mean, found.low, found.high)
+    mean, low, high = (three_digits(math.exp(x) if as_ratio else x) for x in values)
+    if not found.is_enough:
+        return f"{what} {mean} ({found.num_seeds} seeds: too few to decide)"
+    return f"{what} {mean} ({low} to {high}, {found.num_seeds} seeds)"
 
 
 @dataclass(frozen=True)
@@ -114,11 +89,11 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        found = Interval.of(compare(outcomes, first, second, as_ratio))
+        found = interval_of(compare(outcomes, first, second, as_ratio))
         if found.mean >= bound and found.low > 0:
-            return Finding("reproduced", found.told(as_ratio))
+            return Finding("reproduced", told(found, as_ratio))
         verdict: Verdict = "not reproduced" if found.high < bound else "inconclusive"
-        return Finding(verdict, found.told(as_ratio))
+        return Finding(verdict, told(found, as_ratio))
 
     return Claim(says, criterion, test)
 
@@ -137,11 +112,11 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        found = Interval.of(compare(outcomes, first, second, as_ratio))
+        found = interval_of(compare(outcomes, first, second, as_ratio))
         if -bound < found.low and found.high < bound:
-            return Finding("reproduced", found.told(as_ratio))
+            return Finding("reproduced", told(found, as_ratio))
         outside = found.low > bound or found.high < -bound
-        return Finding("not reproduced" if outside else "inconclusive", found.told(as_ratio))
+        return Finding("not reproduced" if outside else "inconclusive", told(found, as_ratio))
 
     return Claim(says, criterion, test)
 
@@ -158,11 +133,11 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     )
 
     def test(outcomes: Outcomes) -> Finding:
-        found = Interval.of(compare(outcomes, first, second))
+        found = interval_of(compare(outcomes, first, second))
         if found.low > -margin:
-            return Finding("reproduced", found.told(as_ratio=False))
+            return Finding("reproduced", told(found, as_ratio=False))
         verdict: Verdict = "not reproduced" if found.high < -margin else "inconclusive"
-        return Finding(verdict, found.told(as_ratio=False))
+        return Finding(verdict, told(found, as_ratio=False))
 
     return Claim(says, criterion, test)
 
@@ -186,16 +161,3 @@ def _sides(first: Of, second: Of, as_ratio: bool) -> str:
         sides = [f"`{side.value}` of *{side.arm}*" for side in (first, second)]
         named = f" {joined} ".join(sides)
     return f"Compared: {named}"
-
-
-def number(value: float) -> str:
-    """Format a number with three significant digits, without an exponent where possible.
-
-    A difference that consists of rounding errors only becomes 0.
-    """
-    if abs(value) < 1e-12:
-        return "0"
-    if math.isnan(value) or math.isinf(value):
-        return f"{value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}" if digits <= 6 else f"{value:.2e}"

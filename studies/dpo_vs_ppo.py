@@ -1,7 +1,8 @@
 """DPO and PPO on the same preferences, built from verdicts on the cold start's completions."""
 
+from assay.config.toml_text import merged
 from assay.recipes.demo import MAX_TOKENS, PRESENTATION
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
 from studies.claims import Of, exceeds
 from studies.pools import measured, preferences, train_reward_model, write_rows
 from studies.world import SETUP, cold_started, reinforce, trained
@@ -23,7 +24,7 @@ def run_arm(task: Task) -> Outcome:
 
     model = once(folder, key, make)["model"]
     learned = {"verification": {"options": {"reward_model": {"path": model}}}}
-    settings = merge(task.settings, {"config": learned})
+    settings = merged(task.settings, {"config": learned})
     return reinforce(Task(task.folder, task.shared, task.seed, task.quick, settings))
 
 
@@ -71,12 +72,12 @@ STUDY = Study(
         Arm(
             "ppo",
             ("a Bradley-Terry model of the pairs, then 60 steps of PPO with this reward model"),
-            merge(_LEARNED, {"method": "ppo", "config": {"algorithm": {"name": "ppo"}}}),
+            merged(_LEARNED, {"method": "ppo", "config": {"algorithm": {"name": "ppo"}}}),
         ),
         Arm(
             "grpo",
             "the same reward model, with GRPO instead of PPO",
-            merge(_LEARNED, {"method": "grpo", "config": {"algorithm": {"name": "grpo"}}}),
+            merged(_LEARNED, {"method": "grpo", "config": {"algorithm": {"name": "grpo"}}}),
         ),
     ),
     claims=(

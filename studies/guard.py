@@ -21,6 +21,7 @@ from unittest import mock
 
 from assay import source
 from assay.config.guard import RULES, GuardConfig
+from assay.config.toml_text import merged
 from assay.data.tasks import chain_sums
 from assay.errors import DataError, RunStopped
 from assay.generate.engine import Engine
@@ -34,7 +35,7 @@ from assay.run.intervals import share_interval
 from assay.session.results import TrainResult
 from assay.testing import byte_tokenizer
 from assay.training import api
-from studies.campaign import ROOT, merge, once
+from studies.campaign import ROOT, once
 
 SUMS: dict[str, Any] = {"num_terms": 3, "max_number": 5}
 SHAPE = "&".join(f"{key}={value}" for key, value in SUMS.items())
@@ -178,7 +179,7 @@ def config_of(work: Path, name: str, seed: int, changes: Mapping[str, Any]) -> d
             "allow": ["studies.guard_rewards"],
         },
     }
-    tree = merge(base, changes)
+    tree = merged(base, changes)
     if tree["data"]["heldout"] == "train":
         tree["data"]["heldout"] = [train]
     return tree

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import tomli_w
 
+from assay.run.seed_statistics import mean_and_error, three_digits
 from studies.campaign import Panel, Study, outcomes_of, processes
-from studies.claims import Finding, Outcomes, mean_and_error, number, standing
+from studies.claims import Finding, Outcomes, standing
 
 Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
 Kind = Literal["first", "seeds", "rounding"]
@@ -176,8 +177,8 @@ def _cell(values: Sequence[float | None]) -> str:
     if not known:
         return ""
     mean, error = mean_and_error(known)
-    each = ", ".join(number(value) for value in known)
-    return f"{number(mean)} ± {number(error)} ({each})"
+    each = ", ".join(three_digits(value) for value in known)
+    return f"{three_digits(mean)} ± {three_digits(error)} ({each})"
 
 
 def _arms(study: Study) -> str:

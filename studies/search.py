@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from assay.config.toml_text import merged
 from assay.evaluation.test_time.methods import METHODS
 from assay.evaluation.test_time.search import search
 from assay.host.files import read_rows
@@ -14,7 +15,7 @@ from assay.init.tiny_model import make_model
 from assay.recipes.demo import cold_start
 from assay.training import api
 from assay.types import Completion, Problem, ThinkFormat
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
 from studies.chain_steps import judge_steps
 from studies.claims import Claim, Of, exceeds
 from studies.pools import write_rows
@@ -37,7 +38,7 @@ def policy(task: Task) -> str:
     """Return the checkpoint of a seed's cold start on the longer sums of this study."""
     folder = task.shared / f"search-cold-{task.seed}"
     size = 60 if task.quick else NUM_TRACES
-    tree = merge(
+    tree = merged(
         cold_start(folder, folder / "model", task.seed),
         {
             "run": {"threads": 1},

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from assay.config.toml_text import merged
 from assay.host.files import read_rows
 from assay.init.tiny_model import make_model
 from assay.recipes.file import find_recipe, read_recipe
 from assay.training import api
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
 from studies.claims import Of, exceeds
 from studies.pools import passed, write_rows
 from studies.world import trained
@@ -119,7 +120,7 @@ def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
         changes["sft"] = {"traces": sources, **({"epochs": 0.01} if task.quick else {})}
     elif task.quick and "traces" not in tree.get("distill", {}):
         changes["rl" if "rl" in tree else "distill"] = {"steps": 2}
-    return merge(tree, changes)
+    return merged(tree, changes)
 
 
 def _accuracy(result: Any) -> float:

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from assay.config.toml_text import merged
 from assay.init.tiny_model import make_model
 from assay.recipes.file import find_recipe, read_recipe
-from studies.campaign import Arm, Outcome, Panel, Study, Task, main, merge, once
+from studies.campaign import Arm, Outcome, Panel, Study, Task, main, once
 from studies.claims import Of, exceeds
 from studies.world import read_run, trained
 
@@ -44,7 +45,7 @@ def _stage(task: Task, name: str, folder: Path, model: str) -> dict[str, Any]:
     else:
         changes["data"]["train"] = [f"{one}&seed={task.seed}" for one in tree["data"]["train"]]
         changes["rl"] = {"steps": 2} if task.quick else {}
-    return merge(tree, changes)
+    return merged(tree, changes)
 
 
 STUDY = Study(

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from assay.config.toml_text import merged
 from assay.host.files import read_rows
 from assay.init.tiny_model import make_model
 from assay.recipes.demo import MAX_TOKENS, PRESENTATION, cold_start
 from assay.run.rollout_log import RolloutLog
 from assay.session.results import TrainResult
 from assay.training import api
-from studies.campaign import Outcome, Task, merge, once
+from studies.campaign import Outcome, Task, once
 
 TERMS = "num_terms=4"
 PROBLEMS = f"assay.data.tasks:chain_sums?{TERMS}"
@@ -61,7 +62,7 @@ def cold_started(
     tree["run"]["threads"] = 1
     tree["data"] = {**PRESENTATION, "heldout": heldout(task.seed, task.quick)}
     tree["evaluation"] = {"temperatures": [0.0, 1.0]}
-    tree = merge(tree, changes)
+    tree = merged(tree, changes)
 
     def make() -> Mapping[str, Any]:
         make_model(folder / "model", task.seed)
@@ -107,7 +108,7 @@ def rl_config(task: Task, checkpoint: str, changes: Mapping[str, Any]) -> dict[s
         # a study looks at what goes wrong, too
         "guard": {"options": {name: {"action": "note"} for name in WATCHED}},
     }
-    return merge(base, changes)
+    return merged(base, changes)
 
 
 def reinforce(task: Task) -> Outcome:

@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.config.toml_text import key_lines
+from assay.config.toml_text import key_lines, merged
 
 TRICKY = '''
 # [not.a.section]
@@ -139,3 +139,9 @@ def test_blank_lines_and_comments_are_counted(pairs: list[tuple[str, int]]) -> N
         text += "# x = 1\n" * num_blank + f"{key} = 1\n"
         expected[key] = text.count("\n")
     assert key_lines(text) == expected
+
+
+def test_merging_lays_tables_over_tables() -> None:
+    base = {"a": {"x": 1, "y": 2}, "b": 3}
+    assert merged(base, {"a": {"y": 4}, "b": {"z": 5}}) == {"a": {"x": 1, "y": 4}, "b": {"z": 5}}
+    assert base == {"a": {"x": 1, "y": 2}, "b": 3}

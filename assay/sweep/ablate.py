@@ -109,9 +109,11 @@ def _without(expression: str, name: str) -> str:
 def _word(term: Term, off: bool) -> str:
     if off:
         return f"{term.name}*0"
-    # A term without a number keeps its default weight, which the parser knows, not this module.
-    sign = "-" if term.negative else ""
-    return f"{sign}{term.name}" if term.weight is None else f"{term.name}*{term.weight!r}"
+    # A term without a number keeps its default weight, which the verifier declares.
+    # The grammar has signs before a term only, not before its number.
+    is_negative = term.negative or (term.weight or 0.0) < 0
+    weight = "" if term.weight is None else f"*{abs(term.weight)!r}"
+    return f"{'-' if is_negative else ''}{term.name}{weight}"
 
 
 def _arm_name(term: str) -> str:

@@ -16,6 +16,7 @@ from assay.host.orphans import WorkerMark, new_family, watched
 from assay.run.stop import StopSignal
 
 POLL_SECONDS = 0.05
+start = subprocess.Popen
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class _Running:
         self._files: list[IO[bytes]] = [open(job.log, "ab")]  # noqa: SIM115 (until `close`)
         if job.out is not None:
             self._files.append(open(self._partial, "wb"))  # noqa: SIM115
-        self.process = subprocess.Popen(
+        self.process = start(
             job.command,
             stdin=subprocess.DEVNULL,
             stdout=self._files[-1],

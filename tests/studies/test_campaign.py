@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
+from assay.run.seed_statistics import mean_and_error
 from studies import summary
-from studies.campaign import Arm, Outcome, Panel, Study, Task, merge, once, run_all, run_one
+from studies.campaign import Arm, Outcome, Panel, Study, Task, once, run_all, run_one
 from studies.claims import (
     Finding,
-    Interval,
     Of,
     Outcomes,
     equals,
     exceeds,
-    mean_and_error,
+    interval_of,
     not_below,
-    number,
     standing,
 )
 from studies.page import Run, add_run, band, judged, page, read_runs, run_of, table, write_page
@@ -146,14 +145,14 @@ def test_fewer_than_eight_seeds_decide_nothing(claim: Any) -> None:
 def test_two_standard_errors_over_eight_seeds_are_not_enough() -> None:
     """d = 2.2 e: beyond two standard errors, within Student's 2.36."""
     error = mean_and_error(NOISE)[1]
-    found = Interval.of([one + 2.2 * error for one in NOISE])
+    found = interval_of([one + 2.2 * error for one in NOISE])
     assert found.low < 0 < found.mean - 2 * error
 
 
 def test_an_interval_misses_as_often_as_it_says() -> None:
     """Of 4 000 intervals of eight normal draws, about 5 % leave out the mean (here within 4 deviations)."""
     random = Random(0)
-    found = [Interval.of([random.gauss(0, 1) for _ in range(8)]) for _ in range(4000)]
+    found = [interval_of([random.gauss(0, 1) for _ in range(8)]) for _ in range(4000)]
     missed = sum(not one.low < 0 < one.high for one in found) / len(found)
     assert missed == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))
 
@@ -189,17 +188,6 @@ def test_ratios_are_of_logarithms() -> None:
     assert claim.test(outcomes).numbers.startswith("ratio 2.00 ")
     closer = canned(more=[1.2, 12.0] * 4, less=[1.0, 10.0] * 4)
     assert claim.test(closer).verdict == "not reproduced"
-
-
-def test_mean_and_error() -> None:
-    mean, error = mean_and_error([1.0, 2.0, 3.0])
-    assert (mean, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
-    assert math.isnan(mean_and_error([1.0])[1])
-
-
-def test_numbers_have_three_digits() -> None:
-    found = [number(value) for value in (0.0, 1234.5, 12.345, 0.012345, -0.5)]
-    assert found == ["0", "1234", "12.3", "0.0123", "-0.500"]
 
 
 def test_a_band_averages_points_then_seeds() -> None:
@@ -317,11 +305,6 @@ def test_a_failed_run_is_named(tmp_path: Path) -> None:
     """The command of the canned study does not exist, so that each of its runs fails."""
     with pytest.raises(SystemExit, match=r"2 runs failed.*-0/log\.txt"):
         run_all(a_study(), [0], tmp_path, jobs=2, quick=True)
-
-
-def test_merging_lays_tables_over_tables() -> None:
-    merged = merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}}, {"b": {"z": 5}})
-    assert merged == {"a": {"x": 1, "y": 4}, "b": {"z": 5}}
 
 
 @pytest.mark.parametrize("name", STUDIES)
