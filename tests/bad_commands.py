@@ -293,6 +293,20 @@ def two(**stages: Any) -> Spoil:
     return toml("two.toml", {"stage": {name: one for name, one in tree.items() if one}})
 
 
+SWEEPS: dict[tuple[str, ...], Spoil | None] = {
+    ("sweep",): None,
+    ("sweep", "none.toml"): None,
+    ("sweep", "runs"): None,
+    ("sweep", "run.toml"): None,
+    ("sweep", "two.toml", "--dry-run"): None,
+    ("sweep", "run.toml", "--parallel", "0"): None,
+    ("ablate", RUN): None,
+    ("ablate", RUN, "--terms"): None,
+    ("ablate", RUN, "--terms", "--seeds", "0"): None,
+    ("ablate", "runs/none", "--terms"): None,
+    ("ablate", "model", "--terms"): None,
+    ("ablate", RUN, "--terms", "--out", "none/ablate.toml"): None,
+}
 RECIPES: dict[tuple[str, ...], Spoil | None] = {
     ("recipe", "run"): None,
     ("recipe", "run", "r2"): None,
@@ -407,7 +421,7 @@ DATA: dict[tuple[str, ...], Spoil | None] = {
 def bad_commands() -> list[BadCommand]:
     """Return every case; names are unique."""
     found: list[BadCommand] = []
-    for table in (EXPORTS, INITS, RECIPES, DATA):
+    for table in (EXPORTS, INITS, RECIPES, SWEEPS, DATA):
         for arguments, spoil in table.items():
             found.append(BadCommand(" ".join(arguments), arguments, spoil or (lambda folder: None)))
     for arguments in (*BY_NAME, *PLANS):

@@ -17,8 +17,9 @@ from assay.training import api
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
 # The tutorial's commands make its rows and its model: docs/tutorial.md. The recipes have tests of
-# their own (tests/recipes/test_built_in.py). `run` is the record of a finished run.
-ELSEWHERE = ("tutorial", "recipe", "mixture", "run")
+# their own (tests/recipes/test_built_in.py), and so has the sweep (tests/sweep/test_sweep_example.py).
+# `run` is the record of a finished run.
+ELSEWHERE = ("tutorial", "recipe", "mixture", "sweep", "run")
 EXAMPLES = [path for path in EXAMPLES if path.parent.name not in ELSEWHERE]
 RECIPES = [path for path in EXAMPLES if "\n[stage." in path.read_text(encoding="utf-8")]
 RUN = ROOT / "examples" / "gsm8k_cpu" / "run"

@@ -19,6 +19,7 @@ from assay.cli.command import app
 from assay.cli.console import MOVED
 from assay.recipes.file import read_recipe
 from assay.scale.route_config import RouteConfig
+from assay.sweep.file import SweepSection, read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -234,6 +235,9 @@ def test_every_configuration_of_the_pages_loads() -> None:
         tree = tomllib.loads(text)
         if "stage" in tree:
             continue  # a recipe: tests/recipes/test_built_in.py runs it
+        if "arms" in tree:
+            config.read_section(SweepSection, tree, page)
+            continue
         if "route" in tree:
             config.read_section(RouteConfig, tree, page)
             continue
@@ -247,8 +251,11 @@ def test_every_configuration_of_the_pages_loads() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda p: p.name)
 def test_every_example_loads_and_is_listed(path: Path) -> None:
-    if "stage" in tomllib.loads(read(path)):
+    tree = tomllib.loads(read(path))
+    if "stage" in tree:
         assert read_recipe(path).stages
+    elif "arms" in tree:
+        assert read_sweep(path).settings.arms
     else:
         config.load(path)
     listed = read(ROOT / "examples" / "README.md")

@@ -61,6 +61,9 @@ def write_ablation(
 
 def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:
     """Return an arm for each term of the run's verifier expressions."""
+    if config.drawing is None or config.distill is not None:
+        accepted = "a run that learns from its verifier, such as [rl]"
+        raise ConfigError(message(str(config_of(run)), f"a run of [{config.stage}]", accepted))
     expressions = _expressions(config)
     terms = [one for text in expressions.values() for one in parse_expression(text)]
     active = dict.fromkeys(one.name for one in terms if one.weight != 0)

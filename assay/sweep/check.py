@@ -18,7 +18,7 @@ from assay.errors import AssayError, ConfigError, DataError, message
 from assay.recipes.check import check_rows
 from assay.sweep.file import SweepFile
 from assay.sweep.metric import is_of_evaluations
-from assay.sweep.trials import Trial, naming_arm, outputs_of
+from assay.sweep.trials import ArmComplaints, Trial, outputs_of
 from assay.verify.expression import parse_expression
 
 
@@ -31,7 +31,7 @@ def check_sweep(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None
     checks = (_without_effect(file, first), _not_comparable(file, first), _threads(first, parallel))
     complaints = [one for check in checks for one in check]
     if not complaints:
-        complaints = [*_bad_rows(file, first)]
+        _check_rows(file, first)
     if not complaints and file.settings.report is not None:
         complaints = [*_overlap(file, trials)]
     if complaints:
@@ -58,7 +58,8 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     of_baseline = alike[file.settings.baseline]
     for arm, measured in alike.items():
         for key, value in measured.items():
-            if value == of_baseline[key]:
+            # With another first term, that difference says all, and options have other names.
+            if value == of_baseline.get(key, value):
                 continue
             remedy = ""
             if key.endswith("first term"):
@@ -73,15 +74,19 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
 
 def _measured(config: TrainConfig) -> dict[str, str]:
     """Return all settings that determine what a held-out accuracy is."""
-    own, data, evaluation = config.evaluation, config.data, config.evaluation
+    data, evaluation, own_options = config.data, config.evaluation, config.verification.options
     terms = {"data.verifier": data.verifier, **data.verifier_by_tag}
     first = {f"{key}, first term": parse_expression(one)[0].name for key, one in terms.items()}
+    names = dict.fromkeys(name for one in first.values() for name in one.split("|"))
+    # Options can change what counts as correct.
+    options = {f"verification.options.{one}": str(own_options.get(one, {})) for one in names}
     return {
         "data.heldout": ", ".join(_heldout(config)) or "none",
-        "evaluation.temperatures": str([*own.temperatures]),
+        "evaluation.temperatures": str([*evaluation.temperatures]),
         "evaluation.num_samples": str(evaluation.num_samples),
         "evaluation.max_problems": str(evaluation.max_problems or "all"),
         **first,
+        **options,
     }
 
 
@@ -102,14 +107,13 @@ def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
         yield message(f"--parallel {parallel}", found, accepted, remedy)
 
 
-def _bad_rows(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a message for each arm whose existing rows or verifiers are invalid."""
+def _check_rows(file: SweepFile, trials: Sequence[Trial]) -> None:
+    """Raise ConfigError for the arms whose existing rows or verifiers are invalid."""
+    complaints = ArmComplaints(file)
     for trial in trials:
-        try:
-            with naming_arm(file, trial.arm):
-                _read(trial)
-        except AssayError as error:
-            yield from getattr(error, "lines", ()) or [str(error)]
+        with complaints.of(trial.arm):
+            _read(trial)
+    complaints.finish()
 
 
 def _read(trial: Trial) -> None:

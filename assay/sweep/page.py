@@ -221,9 +221,12 @@ def _replication(first: SweepTable, other: SweepTable) -> Iterator[str]:
         found = row.difference
         if found is None or again is None or not (found.is_enough and again.is_enough):
             continue
-        both = found.excludes_zero and again.excludes_zero
-        if both and (found.mean > 0) == (again.mean > 0):
-            yield f"{row.arm}: the difference to {first.baseline} is confirmed by the other seeds."
+        if found.excludes_zero and again.excludes_zero:
+            if (found.mean > 0) == (again.mean > 0):
+                what = f"the difference to {first.baseline} is confirmed by the other seeds"
+            else:
+                what = "the two sweeps show opposite differences: inconclusive"
+            yield f"{row.arm}: {what}."
         elif found.excludes_zero or again.excludes_zero:
             yield f"{row.arm}: only one of the two sweeps shows a difference: inconclusive."
         else:

@@ -51,6 +51,8 @@ def run_jobs(
     and sends SIGTERM to the running ones, which end with a checkpoint; a second one kills them. If
     this process is killed, its commands are killed too. ended: called after each command.
     """
+    if not jobs:
+        return [], False
     waiting, ends = [*jobs], list[JobEnd]()
     running: list[_Running] = []
     is_told = False

@@ -144,7 +144,7 @@ def _run_trials(
     found = {one.name: why for one in trials if (why := why_unfinished(known, own[one.name]))}
     for trial in trials:
         if trial.seed in broken:
-            found[trial.name] = f"the shared stages did not finish; see shared-seed{trial.seed}"
+            found[trial.name] = f"the shared stages of seed {trial.seed} did not finish"
     return found
 
 
@@ -209,11 +209,14 @@ def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
     place = known.folder / trial.name
     if trial.recipe is not None:
         rows = RecipeManifest.read(place).rows
-        for stage in trial.recipe.stages:
-            if stage not in rows or not rows[stage].finished:
-                why = rows[stage].ended if stage in rows else None
-                return f"stage {stage}: {why or 'not finished'}"
-        return None
+        # The first stages may have run elsewhere, as shared stages of other arms; the last may not.
+        *_, last = trial.recipe.stages
+        if last in rows and rows[last].finished:
+            return None
+        begun = [row for row in rows.values() if not row.finished]
+        return (
+            f"stage {begun[0].stage}: {begun[0].ended or 'not finished'}" if begun else "not begun"
+        )
     ended = why_ended(read_events(place / "events.jsonl")) if place.is_dir() else None
     if ended is not None and ended.startswith("finished"):
         return None

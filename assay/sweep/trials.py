@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from assay.recipes.check import check_settings, settings_of_training
 from assay.recipes.file import Recipe, RecipeStage, built_in, find_recipe, read_recipe
 from assay.recipes.manifest import TINY, RecipeManifest
 from assay.recipes.run import planned_outputs, row_of
-from assay.sweep.file import SweepFile
+from assay.sweep.file import RESERVED, SweepFile
 
 Tree: TypeAlias = dict[str, Any]
 SEED = "{seed}"
@@ -43,7 +44,7 @@ class Trial:
     @property
     def name(self) -> str:
         """Name of the trial's directory."""
-        return f"{self.arm}-seed{self.seed}"
+        return f"{self.arm}-seed{self.seed}" if self.recipe is None else self.recipe.name
 
     @property
     def settings(self) -> Tree:
@@ -66,7 +67,10 @@ class Trial:
     def run_in(self, folder: Path) -> Path:
         """Return the directory of the measured run, in the sweep's folder."""
         place = folder / self.name
-        return place if self.recipe is None else place / last_training(self.recipe).name
+        if self.recipe is None:
+            return place
+        manifest = RecipeManifest.read(place)
+        return manifest.place(manifest.rows[last_training(self.recipe).name])
 
     @property
     def configs(self) -> list[TrainConfig]:
@@ -104,28 +108,50 @@ def trials_of(file: SweepFile, seeds: Sequence[int]) -> list[Trial]:
     Raises ConfigError with every fault of every arm.
     """
     found: list[Trial] = []
-    complaints: list[str] = []
+    complaints = ArmComplaints(file)
     for seed in seeds:
         for arm in file.settings.arms:
-            try:
-                with naming_arm(file, arm):
-                    found.append(_trial(file, arm, seed))
-            except AssayError as error:
-                complaints += getattr(error, "lines", ()) or [str(error)]
-    if complaints:
-        # A fault of an arm is usually the same for every seed.
-        raise ConfigError.of([*dict.fromkeys(complaints)])
+            with complaints.of(arm):
+                found.append(_trial(file, arm, seed))
+    complaints.finish()
     return found
 
 
-@contextmanager
-def naming_arm(file: SweepFile, arm: str) -> Generator[None]:
-    """Prefix each error raised in the block with the file, the line and the arm's name."""
-    try:
-        yield
-    except AssayError as error:
-        lines = getattr(error, "lines", ()) or [str(error)]
-        raise ConfigError.of([f"{file.place(f'arms.{arm}')}: {line}" for line in lines]) from error
+class ArmComplaints:
+    """Collects the faults of a sweep's arms, so that all of them are reported at once."""
+
+    def __init__(self, file: SweepFile) -> None:
+        self._file = file
+        self._found: dict[str, set[str]] = {}
+
+    @contextmanager
+    def of(self, arm: str) -> Generator[None]:
+        """Record an error raised in the block as faults of an arm."""
+        try:
+            yield
+        except AssayError as error:
+            for line in getattr(error, "lines", ()) or [str(error)]:
+                self.add(arm, line)
+
+    def add(self, arm: str, line: str) -> None:
+        """Record one fault of an arm."""
+        # The same fault for several seeds is one fault.
+        self._found.setdefault(line, set()).add(arm)
+
+    def finish(self) -> None:
+        """Raise ConfigError if there are faults, with one line for each.
+
+        A fault of all arms is one of the base, and names no arm.
+        """
+        lines: list[str] = []
+        for line, arms in self._found.items():
+            is_of_base = len(arms) == len(self._file.settings.arms)
+            places = (
+                [""] if is_of_base else [f"{self._file.place(f'arms.{one}')}: " for one in arms]
+            )
+            lines += [f"{place}{line}" for place in places]
+        if lines:
+            raise ConfigError.of(lines)
 
 
 def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
@@ -147,7 +173,11 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
             raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted))
         return Trial(arm, seed, config=config)
     plain = read_recipe(path, file.settings.scale)
-    recipe = read_recipe(path, file.settings.scale, [*_seeded(plain, seed), *changes])
+    # A sweep may fix the seed of new models, but not the seed that its arms share. A change may
+    # replace a training stage by a model, which has no run.
+    changes = [*_model_seeds(plain, seed), *changes]
+    changes += _run_seeds(read_recipe(path, file.settings.scale, changes), seed)
+    recipe = read_recipe(path, file.settings.scale, changes)
     if not any(stage.kind == "training" for stage in recipe.stages.values()):
         raise ConfigError(message(str(path), "no training stage", "at least one, to measure"))
     check_settings([*recipe.stages.values()], outputs_of(recipe, Path(path.stem)))
@@ -175,13 +205,16 @@ def is_recipe(path: Path) -> bool:
     return isinstance(read_toml(path)[0].get("stage"), dict)
 
 
-def _seeded(recipe: Recipe, seed: int) -> Iterator[str]:
-    """Yield overrides that give a seed to every training stage and every new tiny model."""
-    for name, stage in recipe.stages.items():
-        if stage.kind == "training":
-            yield f"{name}.run.seed={seed}"
-        elif stage.tree.get("model") == TINY:
-            yield f"{name}.seed={seed}"
+def _model_seeds(recipe: Recipe, seed: int) -> list[str]:
+    """Return overrides that give a seed to every new tiny model."""
+    tiny = [name for name, stage in recipe.stages.items() if stage.tree.get("model") == TINY]
+    return [f"{name}.seed={seed}" for name in tiny]
+
+
+def _run_seeds(recipe: Recipe, seed: int) -> list[str]:
+    """Return overrides that give a seed to every training stage."""
+    trained = [name for name, stage in recipe.stages.items() if stage.kind == "training"]
+    return [f"{name}.run.seed={seed}" for name in trained]
 
 
 def shared_stages(trials: Sequence[Trial]) -> list[str]:
@@ -218,9 +251,12 @@ def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Tri
     """
     assert trial.recipe is not None
     stages = trial.recipe.stages
-    name = f"shared-seed{trial.seed}"
     first = {one: stages[one] for one in shared}
-    head = replace(trial.recipe, name=name, stages=first)
+    head = replace(trial.recipe, stages=first)
+    # With another arm, other stages may be shared. Runs that use the old ones keep them.
+    text = json.dumps(head.as_tree(), sort_keys=True)
+    name = f"{RESERVED}-seed{trial.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    head = replace(head, name=name)
     # The head runs in the sweep's folder, so the outputs are named by absolute paths.
     outputs = outputs_of(head, folder.absolute() / name)
     rest = {
@@ -229,7 +265,7 @@ def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Tri
         if one not in first
     }
     own = replace(trial.recipe, stages=rest)
-    return Trial("shared", trial.seed, recipe=head), replace(trial, recipe=own)
+    return Trial(RESERVED, trial.seed, recipe=head), replace(trial, recipe=own)
 
 
 def _model_rows(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A small task of one's own: the largest of three digits. Rows, traces, and a term of the reward."""
+"""A small task of one's own, the largest of three digits: rows, traces, and a reward term."""
 
 from __future__ import annotations
 

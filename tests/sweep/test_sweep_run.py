@@ -127,17 +127,26 @@ def test_arms_of_a_recipe_share_their_first_stages(sweeps: Sweeps) -> None:
     result = sweeps.run(path, told)
     assert told[0] == "the stages start, cold are the same in all arms, and run once per seed"
     folder = Path("sweeps/lengths")
-    assert (folder / "shared-seed3/cold/checkpoints").is_dir()
+    (shared,) = folder.glob("shared-seed3-*")
+    assert (shared / "cold/checkpoints").is_dir()
     assert {one.name for one in (folder / "faster-seed3").iterdir() if one.is_dir()} == {"reason"}
-    assert "seed = 3" in (folder / "shared-seed3/cold/config.toml").read_text()
-    assert "shared-seed3/cold" in (folder / "faster-seed3/reason/config.toml").read_text()
+    assert "seed = 3" in (shared / "cold/config.toml").read_text()
+    assert f"{shared.name}/cold" in (folder / "faster-seed3/reason/config.toml").read_text()
     told.clear()
     sweeps.run(path, told)
     kept = ["1 of 1 runs are finished and unchanged", "2 of 2 runs are finished and unchanged"]
     assert told[1:] == kept
     changes = ["cold.run.seed=3", "reason.run.seed=3", "reason.optimizer.learning_rate=1e-2"]
-    ran = run_recipe(str(recipe), directory=Path(), overrides=changes, quiet=True, say=str)
+    ran = run_recipe(
+        str(recipe), directory=Path(), overrides=changes, quiet=True, say=lambda _: None
+    )
     assert result.first.row("faster").values[3] == last_accuracy(f"{ran.folder}/reason")
+    # With an arm that changes the first stage, fewer stages are shared; finished runs stay.
+    arms["warm"] = {"set": ["cold.optimizer.learning_rate=1e-2"]}
+    told.clear()
+    more = sweeps.run(sweeps.sweep(base=str(recipe), arms=arms, seeds=[3]), told)
+    assert told[0] == "2 of 3 runs are finished and unchanged" and more.is_complete
+    assert more.first.row("faster").values == result.first.row("faster").values
 
 
 def test_the_winner_is_measured_on_the_report_problems(finished: Sweeps) -> None:
