@@ -103,6 +103,10 @@ class SweepFile:
 def read_sweep(path: Path) -> SweepFile:
     """Read and validate a sweep file. Raises ConfigError with one line per fault."""
     tree, lines = read_toml(path)
+    if "arms" not in tree:
+        # A run file or a recipe would otherwise get one line for each of its keys.
+        accepted = "a sweep file, with base, baseline, seeds and a table [arms.NAME] for each arm"
+        raise ConfigError(message(str(path), "no [arms]", accepted))
     settings = read_section(SweepSection, tree, str(path), lines)
     found = SweepFile(path, settings, lines)
     if complaints := [*_complaints(found)]:
