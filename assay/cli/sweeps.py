@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,9 @@ import typer
 from assay.cli.console import TRAIN, Json, Overrides, TrustRun, app, show
 from assay.errors import INTERRUPTED, UserError, message
 from assay.host.terminal import say
+
+COMMAND = (sys.executable, "-P", "-m", "assay.cli")
+"""Command of a run. With -P, modules in the working directory cannot shadow installed packages."""
 
 Directory = Annotated[Path, typer.Option(help="Folder for sweeps.")]
 Parallel = Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at a time.")]
@@ -80,11 +84,11 @@ def _sweep(
 
         show(plan_sweep(file, parallel, other_seeds), as_json)
         return
-    from assay.sweep.run import Interrupted, run_sweep
+    from assay.sweep.run import Interrupted, Runner, run_sweep
 
-    how = {"directory": directory, "parallel": parallel, "other_seeds": other_seeds}
+    runner = Runner(COMMAND, parallel, say)
     try:
-        result = run_sweep(file, **how, say=say)
+        result = run_sweep(file, runner, directory=directory, other_seeds=other_seeds)
     except Interrupted:
         say(f"interrupted; continue with: assay sweep {file}")
         raise typer.Exit(INTERRUPTED) from None

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,6 @@ from assay.sweep.trials import Trial, shared_stages, split_recipe, trials_of
 
 Say = Callable[[str], None]
 MANIFEST = "manifest.json"
-COMMAND = (sys.executable, "-P", "-m", "assay.cli")
-"""With -P, modules in the working directory cannot shadow installed packages."""
 _OBJECT = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
@@ -75,13 +72,40 @@ class SweepFolder:
         write_json(self.folder / MANIFEST, {"keys": self.keys, "other_seeds": self.other_seeds})
 
 
+@dataclass(frozen=True)
+class Runner:
+    """How a sweep runs its commands. command: words that start ``assay`` in another process."""
+
+    command: Sequence[str]
+    parallel: int
+    say: Say
+
+    def run(self, jobs: Sequence[Job], check: Callable[[str], None] | None = None) -> None:
+        """Run commands and print their ends. check: called with the name of each that succeeded.
+
+        Raises Interrupted after Ctrl-C or SIGTERM.
+        """
+        count = 0
+
+        def ended(one: JobEnd) -> None:
+            nonlocal count
+            count += 1
+            if check is not None and one.code == 0:
+                check(one.job.name)
+            how = "done" if one.code == 0 else f"exit code {one.code}, see {one.job.log}"
+            self.say(f"{count}/{len(jobs)}  {one.job.name}: {how}, {format_seconds(one.seconds)}")
+
+        _, is_interrupted = run_jobs(jobs, self.parallel, ended)
+        if is_interrupted:
+            raise Interrupted
+
+
 def run_sweep(
     path: Path,
+    runner: Runner,
     *,
     directory: Path = Path("sweeps"),
-    parallel: int = 1,
     other_seeds: bool = False,
-    say: Say = print,
 ) -> SweepResult:
     """Run the missing runs of a sweep, and return and write its results.
 
@@ -96,17 +120,17 @@ def run_sweep(
     known.other_seeds |= other_seeds
     trials = trials_of(file, file.settings.seeds)
     others = trials_of(file, file.other_seeds) if known.other_seeds else []
-    check_sweep(file, [*trials, *others], parallel)
+    check_sweep(file, [*trials, *others], runner.parallel)
     folder.mkdir(parents=True, exist_ok=True)
     # Two processes would start the same runs.
     lock = DirectoryLock(folder)
     try:
         known.write()
         both = [*trials, *others]
-        unfinished = _run_trials(known, both, file.settings.metric, parallel, say)
+        unfinished = _run_trials(known, both, file.settings.metric, runner)
         result = _compare(file, known, trials, others, unfinished)
         if file.settings.report is not None and result.is_complete:
-            reported = _report(file, known, trials, result, parallel, say)
+            reported = _report(file, known, trials, result, runner)
             result = _compare(file, known, trials, others, unfinished, reported)
         write_results(result, folder)
     finally:
@@ -115,7 +139,7 @@ def run_sweep(
 
 
 def _run_trials(
-    known: SweepFolder, trials: Sequence[Trial], metric: str, parallel: int, say: Say
+    known: SweepFolder, trials: Sequence[Trial], metric: str, runner: Runner
 ) -> dict[str, str]:
     """Run the missing trials. Return why each unfinished one did not finish.
 
@@ -127,11 +151,13 @@ def _run_trials(
     shared = shared_stages(of_seed) if len(of_seed) == len(arms) else []
     own, heads = {trial.name: trial for trial in trials}, dict[str, Trial]()
     if shared:
-        say(f"the stages {', '.join(shared)} are the same in all arms, and run once per seed")
+        runner.say(
+            f"the stages {', '.join(shared)} are the same in all arms, and run once per seed"
+        )
         for trial in trials:
             head, own[trial.name] = split_recipe(trial, shared, known.folder)
             heads[head.name] = head
-        _run_all(known, [(head, head, key_of(head)) for head in heads.values()], parallel, say)
+        _run_all(known, [(head, head, key_of(head)) for head in heads.values()], runner)
     keys = {trial.name: key_of(trial) for trial in trials}
     broken = {head.seed for head in heads.values() if why_unfinished(known, head) is not None}
     ready = [trial for trial in trials if trial.seed not in broken]
@@ -140,7 +166,7 @@ def _run_trials(
         value_of(own[name].run_in(known.folder), metric)
 
     asked = [(one, own[one.name], keys[one.name]) for one in ready]
-    _run_all(known, asked, parallel, say, check)
+    _run_all(known, asked, runner, check)
     found = {one.name: why for one in trials if (why := why_unfinished(known, own[one.name]))}
     for trial in trials:
         if trial.seed in broken:
@@ -151,48 +177,29 @@ def _run_trials(
 def _run_all(
     known: SweepFolder,
     asked: Sequence[tuple[Trial, Trial, str]],
-    parallel: int,
-    say: Say,
+    runner: Runner,
     check: Callable[[str], None] | None = None,
 ) -> None:
     """Run (trial, trial without shared stages, key) that are not finished yet."""
-    jobs = [job for one in asked if (job := _job_of(known, *one, say)) is not None]
+    jobs = [job for one in asked if (job := _job_of(known, *one, runner)) is not None]
     if kept := len(asked) - len(jobs):
-        say(f"{kept} of {len(asked)} runs are finished and unchanged")
-    _run_jobs(jobs, parallel, say, check)
+        runner.say(f"{kept} of {len(asked)} runs are finished and unchanged")
+    runner.run(jobs, check)
 
 
-def _run_jobs(
-    jobs: Sequence[Job], parallel: int, say: Say, check: Callable[[str], None] | None = None
-) -> None:
-    """Run commands and print their ends. check: called with the name of each that succeeded."""
-    count = 0
-
-    def ended(one: JobEnd) -> None:
-        nonlocal count
-        count += 1
-        if check is not None and one.code == 0:
-            check(one.job.name)
-        how = "done" if one.code == 0 else f"exit code {one.code}, see {one.job.log}"
-        say(f"{count}/{len(jobs)}  {one.job.name}: {how}, {format_seconds(one.seconds)}")
-
-    _, is_interrupted = run_jobs(jobs, parallel, ended)
-    if is_interrupted:
-        raise Interrupted
-
-
-def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, say: Say) -> Job | None:
+def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runner) -> Job | None:
     """Return the command that runs or resumes a trial; None if it is finished."""
     place = known.folder / trial.name
     if os.path.lexists(place) and known.keys.get(trial.name) != key:
-        say(f"{trial.name}: changed since it ran; the old run is {move_aside(place, 'changed')}")
+        aside = move_aside(place, "changed")
+        runner.say(f"{trial.name}: changed since it ran; the old run is {aside}")
     if why_unfinished(known, own) is None:
         return None
     verb = ["train"] if own.recipe is None else ["recipe", "run"]
     made = "config.toml" if own.recipe is None else RECIPE_FILE
     log = known.folder / "logs" / f"{trial.name}.txt"
     if (place / made).is_file():
-        return Job(trial.name, [*COMMAND, *verb, "--resume", str(place)], log)
+        return Job(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
     if os.path.lexists(place):
         # It was killed before its first file was written.
         move_aside(place, "unfinished")
@@ -201,7 +208,7 @@ def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, say: Say) ->
     write_atomic(file, own.file(known.folder).encode())
     known.put(trial.name, key)
     more = [] if own.recipe is None else ["--directory", str(known.folder)]
-    return Job(trial.name, [*COMMAND, *verb, str(file), *more], log)
+    return Job(trial.name, [*runner.command, *verb, str(file), *more], log)
 
 
 def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
@@ -292,8 +299,7 @@ def _report(
     known: SweepFolder,
     trials: Sequence[Trial],
     result: SweepResult,
-    parallel: int,
-    say: Say,
+    runner: Runner,
 ) -> Reported:
     """Measure the winner and the baseline on the report problems, by their last checkpoints."""
     report = file.settings.report
@@ -312,7 +318,7 @@ def _report(
         out.unlink(missing_ok=True)
         known.put(name, key)
         evaluation = trial.configs[-1].evaluation
-        command = [*COMMAND, "eval", str(trial.run_in(known.folder)), "--json"]
+        command = [*runner.command, "eval", str(trial.run_in(known.folder)), "--json"]
         for source in report.problems:
             command += ["--problems", source]
         command += ["--samples", str(evaluation.num_samples)]
@@ -321,7 +327,7 @@ def _report(
             command += ["--max-problems", str(report.max_problems)]
         log = known.folder / "logs" / f"report-{trial.name}.txt"
         jobs.append(Job(name, command, log, out))
-    _run_jobs(jobs, parallel, say)
+    runner.run(jobs)
     values: dict[str, dict[int, float]] = {arm: {} for arm in arms}
     for trial in measured:
         out = folder / f"{trial.name}.json"

@@ -16,8 +16,9 @@ import tomli_w
 from recipe_worlds import World
 
 from assay.sweep.page import SweepResult
-from assay.sweep.run import COMMAND, run_sweep
+from assay.sweep.run import Runner, run_sweep
 
+COMMAND = ("assay",)
 REWARD = "recipe_worlds:even_text*1.0 + think_format*0.1"
 
 
@@ -118,10 +119,12 @@ class Sweeps:
         path.write_text(tomli_w.dumps(tree), encoding="utf-8")
         return path
 
-    def run(self, path: Path, told: list[str] | None = None, **how: Any) -> SweepResult:
+    def run(
+        self, path: Path, told: list[str] | None = None, parallel: int = 1, **how: Any
+    ) -> SweepResult:
         """Run a sweep in this folder. told: gets what is said."""
         say: Callable[[str], None] = [].append if told is None else told.append
-        return run_sweep(path, **how, say=say)
+        return run_sweep(path, Runner(COMMAND, parallel, say), **how)
 
 
 def signal_later(steps_of: Path, number: int, pid: Callable[[], int]) -> int:
