@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from assay.cli.console import (
     Allow,
+    Overrides,
+    TrustRun,
     Unsafe,
     VerifierOptions,
     model_commands,
     verifier_commands,
     verifier_options,
 )
-from assay.errors import MissingExtra
+from assay.errors import MissingExtra, UserError, message
 from assay.host.terminal import say
 
 # Clients may send any number of expressions, and every open expression holds threads.
@@ -93,3 +96,87 @@ def route(
         say(f"by {settings.route.by}: {address_of(listening)}/v1")
         with suppress(KeyboardInterrupt):
             run_server(RouteServer(settings, judge, token), listening)
+
+
+@model_commands.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Run, checkpoint or model to serve.")
+    ],
+    reasoning: Annotated[
+        str, typer.Option(help="hide, show, or summary: what a client gets of the reasoning.")
+    ] = "hide",
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Serve MODEL of this OpenAI-compatible server instead."),
+    ] = None,
+    think: Annotated[
+        str,
+        typer.Option(help="With --server: free, opened or off: how its replies hold reasoning."),
+    ] = "free",
+    name: Annotated[str | None, typer.Option(help="Model name for clients.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8770,
+    token_env: TokenEnv = "ASSAY_SERVE_TOKEN",
+    slots: Annotated[int, typer.Option(min=1, max=1024, help="Completions at once.")] = 8,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum completion tokens. Default: the run's.")
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=1, help="Maximum requests at once. More are rejected.")
+    ] = 64,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request.")] = 600.0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
+    overrides: Overrides = None,
+    trust_run: TrustRun = False,
+) -> None:
+    """Serve a model over OpenAI's chat API, with its reasoning withheld, shown or summarized."""
+    from assay.scale.chat_server import REASONING, ChatServer, Reasoning
+    from assay.scale.listening import address_of, bind, check_extra, run_server
+
+    check_extra("model serve")
+    _check_choice("--reasoning", reasoning, REASONING)
+    if server is not None:
+        _check_unused(max_tokens=max_tokens, device=device, set=overrides)
+    token = os.environ.get(token_env, "").strip() or None
+    with bind(host, port, token) as listening:
+        backend: Any
+        if server is not None:
+            backend = _upstream(server, model, think, timeout)
+        else:
+            from assay.session.chat_model import open_chat_model
+
+            options: Any = {"max_tokens": max_tokens, "device": device, "trust_run": trust_run}
+            options["overrides"] = overrides or []
+            backend, _ = open_chat_model(model, options, slots)
+        limits: dict[str, Any] = {"max_waiting": max_waiting, "seconds": timeout}
+        shown = cast("Reasoning", reasoning)
+        app = ChatServer(backend, name or model, shown, token=token, **limits)
+        say(f"{name or model}, reasoning {reasoning}: {address_of(listening)}/v1")
+        with suppress(KeyboardInterrupt):
+            run_server(app, listening)
+
+
+def _upstream(url: str, model: str, think: str, seconds: float) -> Any:
+    from assay.scale.chat_upstream import ChatUpstream
+    from assay.types import ThinkFormat
+
+    if find_spec("httpx2") is None:
+        raise MissingExtra.of("httpx2", "judge", "assay model serve --server")
+    modes: Any = _check_choice("--think", think, ("free", "opened", "off"))
+    key = os.environ.get("ASSAY_SERVER_KEY", "").strip()
+    return ChatUpstream(url, model, ThinkFormat(modes), key=key, seconds=seconds)
+
+
+def _check_choice(option: str, value: str, accepted: Sequence[str]) -> str:
+    if value not in accepted:
+        raise UserError(message(option, value, ", ".join(accepted)))
+    return value
+
+
+def _check_unused(**given: object) -> None:
+    """Raise UserError for an option of the engine beside ``--server``."""
+    for name, value in given.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(message(option, str(value), "none with --server", "remove it"))

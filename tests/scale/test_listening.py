@@ -87,7 +87,7 @@ def is_closed(one: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-@pytest.mark.parametrize("command", ["verifier serve", "model route"])
+@pytest.mark.parametrize("command", ["verifier serve", "model route", "model serve"])
 def test_a_server_without_its_extra_is_told_before_anything_starts(
     command: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_server_without_its_extra_is_told_before_anything_starts(
     model = '[{0}]\nurl = "http://localhost:9"\nmodel = "m"\n'
     rule = '[route]\nby = "length"\nthreshold = 1\n'
     config.write_text(rule + model.format("cheap") + model.format("strong"))
-    arguments = [str(config)] if command == "model route" else []
+    arguments = {"model route": [str(config)], "model serve": ["m"]}.get(command, [])
     result = CliRunner().invoke(command_line, [*command.split(), *arguments])
     assert isinstance(result.exception, UserError) and result.exception.exit_code == 2
     install = 'install it with  pip install "assay-rl[serve]"'

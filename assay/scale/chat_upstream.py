@@ -1,0 +1,126 @@
+"""Another server of OpenAI's API as the backend of a chat server."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from assay.endpoint.http_client import AsyncHttpClient, EndpointFailure
+from assay.endpoint.replies import read_usage
+from assay.endpoint.settings import ADDRESS, completions_url, is_url
+from assay.errors import ConfigError, message
+from assay.host.terminal import warn
+from assay.scale.chat_request import ChatRequest
+from assay.scale.chat_server import ChatChoice, ChatReply, cut_at
+from assay.scale.http_server import Refused
+from assay.types import ThinkFormat
+
+_REASONING = ("reasoning_content", "reasoning")
+"""Keys of a message in which servers return the reasoning apart from the content."""
+_INVALID = (400, 404, 413, 422)
+
+
+class ChatUpstream:
+    """Forwards requests, and splits the replies into reasoning and answer.
+
+    url: address of the server. model: its model's name. think: where a reply without a separate
+    reasoning begins; with the mode ``opened``, a reply without a closing tag is all reasoning.
+    seconds: time limit of a request.
+    """
+
+    def __init__(
+        self, url: str, model: str, think: ThinkFormat, *, key: str = "", seconds: float = 600.0
+    ) -> None:
+        # The message omits the invalid URL, because a URL may contain a password.
+        if not is_url(url):
+            raise ConfigError(message("--server", "another address", ADDRESS))
+        self._url, self._model, self._think, self._key = completions_url(url), model, think, key
+        self._client: AsyncHttpClient | None = None
+        self._seconds = seconds
+
+    async def check(self, request: ChatRequest) -> ChatRequest:
+        """Return the request. Raises Refused for a thinking budget, which injects tokens."""
+        if request.thinking_budget is not None:
+            said = "thinking_budget: accepted: none; only the built-in engine can end the thinking"
+            raise Refused(400, said)
+        return request
+
+    async def reply(self, checked: ChatRequest) -> ChatReply:
+        """Ask the server, and return its completions. Raises Refused if the server fails."""
+        if self._client is None:
+            self._client = AsyncHttpClient(256, self._seconds)
+        try:
+            async with self._client.asking(self._url, self._body(checked), self._key) as reply:
+                return self._read(json.loads(await reply.whole()), checked)
+        except EndpointFailure as trouble:
+            # The server's own words may quote a completion, so only the log has them.
+            warn(f"the model server failed: {trouble.detail}")
+            if trouble.status in _INVALID:
+                raise Refused(400, "the model server refused the request") from None
+            late = trouble.reason == "timeout"
+            said = f"the model server {'did not answer in time' if late else 'failed'}"
+            raise Refused(504 if late else 502, said) from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+
+    def _body(self, request: ChatRequest) -> dict[str, Any]:
+        # No stop strings: the server would also look for them in the reasoning.
+        body = {
+            "model": self._model,
+            "messages": [dict(one) for one in request.messages],
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+            "n": request.n,
+            "reasoning_effort": request.effort,
+        }
+        return {key: value for key, value in body.items() if value is not None}
+
+    def _read(self, said: Any, request: ChatRequest) -> ChatReply:
+        try:
+            usage = read_usage(said)
+            choices = [self._choice(one, request) for one in said["choices"]]
+            if len(choices) != request.n:
+                raise ValueError
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise EndpointFailure("error", "an invalid reply") from None
+        written = usage.output_tokens or sum(one.tokens for one in choices)
+        counted = _reasoning_tokens(said)
+        first = choices[0]
+        own = first.reasoning_tokens if counted is None else min(counted, written)
+        # A server counts the tokens of all choices together, so the first one holds the sums.
+        choices[0] = replace(first, tokens=written, reasoning_tokens=own)
+        choices[1:] = [replace(one, tokens=0, reasoning_tokens=0) for one in choices[1:]]
+        return ChatReply(choices, usage.input_tokens or 0)
+
+    def _choice(self, choice: Any, request: ChatRequest) -> ChatChoice:
+        said = choice["message"]
+        content = said.get("content") or ""
+        apart = next((said[key] for key in _REASONING if said.get(key)), "")
+        if not isinstance(content, str) or not isinstance(apart, str):
+            raise ValueError
+        # A server that separates the reasoning may still leave tags in the content.
+        think = replace(self._think, mode="free") if apart else self._think
+        inside, answer = think.split(content)
+        if think.answer_span(content) is None:
+            inside, answer = inside or content, ""
+        reasoning = "\n".join(filter(None, (apart.strip(), inside)))
+        answer, stopped = cut_at(answer.strip(), request.stop)
+        return ChatChoice(
+            reasoning=reasoning,
+            answer=answer,
+            cut=choice.get("finish_reason") == "length" and not stopped,
+            tokens=0,
+            reasoning_tokens=0,
+        )
+
+
+def _reasoning_tokens(said: Any) -> int | None:
+    details = (said.get("usage") or {}).get("completion_tokens_details") or {}
+    number = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    return number if type(number) is int and number >= 0 else None
