@@ -27,6 +27,7 @@ BUILT_IN = {
     "code": "assay.verify.programs.code_tests:CODE",
     "program": "assay.verify.programs.compiled:PROGRAM",
     "repository": "assay.verify.repository.repository:REPOSITORY",
+    "chemistry": "assay.verify.chemistry.chemistry:CHEMISTRY",
     "sql": "assay.verify.sql.queries:SQL",
     "manifests": "assay.verify.manifests.manifests:MANIFESTS",
     "think_format": "assay.verify.style.format:THINK_FORMAT",

@@ -203,6 +203,16 @@ def _of_gym(problem: Problem) -> Values | None:
     return values
 
 
+def _of_chemistry(problem: Problem) -> Values | None:
+    """Return the expected equation or formula, if the answer is one."""
+    known = _gold(problem)
+    # A formula of one letter, such as C, is more probably the label of an option.
+    is_formula = re.fullmatch(r"(?:[A-Z][a-z]?\d*|[()\[\]])+(?:\^.*)?", known.get("gold", ""))
+    if known and ("->" in known["gold"] or (is_formula and re.search(r"\d", known["gold"]))):
+        return known
+    return None
+
+
 VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "math": _of_answer,
     "choice": _of_answer,
@@ -210,6 +220,7 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "code": _of_code,
     "manifests": lambda problem: {} if {"keep", "require"} & problem.spec.keys() else None,
     "sql": lambda problem: {} if isinstance(problem.spec.get("schema"), str) else None,
+    "chemistry": _of_chemistry,
     "instructions": lambda problem: {} if "instruction_id_list" in problem.spec else None,
     "think_format": lambda problem: None if problem.spec else {},
     "countdown": _of_countdown,

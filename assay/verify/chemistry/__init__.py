@@ -1,0 +1,1 @@
+"""Verifier ``chemistry``: chemical formulas and balanced equations."""
