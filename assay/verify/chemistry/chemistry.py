@@ -52,7 +52,7 @@ def _of_formula(golds: list[str], found: str) -> Part:
 
 def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
     text = _line(found)
-    names = ("parses", "species", "balanced", "smallest")
+    names: tuple[str, ...] = ("parses", "species", "balanced", "smallest")
     try:
         left, right = parse_equation(text)
     except BadFormula as error:
