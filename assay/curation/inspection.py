@@ -233,7 +233,11 @@ def _usable(
     try:
         problem = read_problem(row, where, where)
         expression = problem.verifier or settings.verifier or _verifier_of(form)
-        service.check_problem(dataclasses.replace(problem, verifier=expression))
+        judged = dataclasses.replace(problem, verifier=expression)
+        service.check_problem(judged)
+        # A missing package or toolchain is a property of this machine and not of the row.
+        if why := service.lacks(judged):
+            raise DataError(f"{where}: cannot be judged on this machine: {why}")
     except (DataError, VerifierError) as error:
         # A key such as "prompt" is common to many forms and says nothing.
         advice = nearest_form(row, least=2) if form is ASSAY else ""

@@ -52,6 +52,14 @@ def test_broken_lines_and_a_spec_that_the_verifier_refuses_are_refused(tmp_path:
     assert any("rows.jsonl:3: found broken JSON" in text for text in found.refused)
 
 
+def test_rows_that_this_machine_cannot_judge_are_refused_with_the_reason(tmp_path: Path) -> None:
+    row = {"prompt": "Add.", "tests": ["import no_such_package\nassert f() == 1"]}
+    found = facts(tmp_path, [row], verifier="code")
+    (reason,) = found.refused
+    assert found.usable == 0 and "rows.jsonl:1: cannot be judged on this machine: " in reason
+    assert "no_such_package" in reason
+
+
 def test_repeats_leaks_and_heldout_questions_are_counted_across_sources(tmp_path: Path) -> None:
     heldout = rows_file(
         tmp_path / "held.jsonl", [{"prompt": text, "answer": "1"} for text in (LONG, "Why?")]
