@@ -18,6 +18,15 @@ from assay.sweep.file import RESERVED
 from assay.verify.expression import Term, parse_expression
 
 BASELINE = "all_terms"
+FAULTS = (
+    "not_finite",
+    "not_judged",
+    "not_judged_sought",
+    "mismatch",
+    "mismatch_growth",
+    "same_prompt",
+)
+"""Guard rules that find faults of the machine or the configuration, and stop an ablation too."""
 HEAD = "# written by assay ablate; assay sweep runs it, too\n"
 
 
@@ -37,15 +46,19 @@ def write_ablation(
     still decides which completions are correct. overrides: changes of all arms. report: sources of
     report problems. out: the file; None: ``ablate_RUN.toml``. Returns the file.
 
+    Guard rules about the reward only warn in the sweep, because a run without its correctness does
+    what these rules find, and a stopped run could not be compared.
+
     Raises UserError for a run whose reward has one term, and for an existing other file.
     """
     config = open_config(run, overrides=overrides, trust_run=trust_run)
     arms = {BASELINE: {"about": "the run as it is"}, **_arms(config, run)}
+    changes = [f"guard.options.{name}.action=note" for name in _rules(config)] + [*overrides]
     tree = {
         "base": str(config_of(run)),
         "baseline": BASELINE,
         "seeds": [*range(num_seeds)],
-        **({"set": [*overrides]} if overrides else {}),
+        "set": changes,
         **({"report": {"problems": [*report]}} if report else {}),
         "arms": arms,
     }
@@ -57,6 +70,12 @@ def write_ablation(
         raise RunError(message(str(path), "another file", "a new file", remedy))
     write_atomic(path, text.encode())
     return path
+
+
+def _rules(config: TrainConfig) -> list[str]:
+    """Return the guard rules that stop the run because of its reward or its policy."""
+    active = config.watched.active()
+    return [rule.name for rule in active if rule.action == "stop" and rule.name not in FAULTS]
 
 
 def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:

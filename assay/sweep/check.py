@@ -21,6 +21,9 @@ from assay.sweep.metric import is_of_evaluations
 from assay.sweep.trials import ArmComplaints, Trial, outputs_of
 from assay.verify.expression import parse_expression
 
+FIRST = ", first term"
+FIRST_TERM = f"data.verifier{FIRST}"
+
 
 def check_sweep(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None:
     """Raise ConfigError with every fault of the trials of one or more seeds.
@@ -57,14 +60,19 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     alike = {trial.arm: _measured(trial.configs[-1]) for trial in trials}
     of_baseline = alike[file.settings.baseline]
     for arm, measured in alike.items():
-        for key, value in measured.items():
-            # With another first term, that difference says all, and options have other names.
-            if value == of_baseline.get(key, value):
+        for key in {**of_baseline, **measured}:
+            # Rows with a tag have the verifier of all rows, if the tag has none of its own. Options
+            # of a verifier that only one arm uses follow from another difference.
+            usual, value = (
+                one.get(key, one[FIRST_TERM] if key.endswith(FIRST) else None)
+                for one in (of_baseline, measured)
+            )
+            if value == usual or None in (value, usual):
                 continue
             remedy = ""
-            if key.endswith("first term"):
+            if key.endswith(FIRST):
                 remedy = "keep the first term, with weight 0 if the arm must not be rewarded for it"
-            accepted = f"{of_baseline[key]}, as in {file.settings.baseline}, or the metric differs"
+            accepted = f"{usual}, as in {file.settings.baseline}, or the metric differs"
             yield message(f"{file.place(f'arms.{arm}')} {key}", value, accepted, remedy)
     if not _heldout(trials[0].configs[-1]):
         where = f"{file.place('base')} data.heldout"
@@ -75,8 +83,9 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
 def _measured(config: TrainConfig) -> dict[str, str]:
     """Return all settings that determine what a held-out accuracy is."""
     data, evaluation, own_options = config.data, config.evaluation, config.verification.options
-    terms = {"data.verifier": data.verifier, **data.verifier_by_tag}
-    first = {f"{key}, first term": parse_expression(one)[0].name for key, one in terms.items()}
+    terms = {f"data.verifier_by_tag.{tag}{FIRST}": one for tag, one in data.verifier_by_tag.items()}
+    terms[FIRST_TERM] = data.verifier
+    first = {key: parse_expression(one)[0].name for key, one in terms.items()}
     names = dict.fromkeys(name for one in first.values() for name in one.split("|"))
     # Options can change what counts as correct.
     options = {f"verification.options.{one}": str(own_options.get(one, {})) for one in names}
@@ -102,7 +111,10 @@ def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
         # With the number of threads, the last bits of a result change, so it cannot depend on
         # --parallel: a serial sweep and a parallel one must give the same figures.
         accepted = "a number, or each of the runs takes all cores"
-        remedy = 'add set = ["run.threads=1"] (in a recipe shared.run.threads=1) above the arms'
+        remedy = (
+            'add set = ["run.threads=1"] (in a recipe shared.run.threads=1) above the arms, or'
+            " --set run.threads=1 to assay ablate"
+        )
         found = f"no run.threads in {', '.join(unset)}"
         yield message(f"--parallel {parallel}", found, accepted, remedy)
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from assay.host.records import read_events, read_record
 from assay.host.removal import move_aside
 from assay.recipes.manifest import RecipeManifest, hashes_of_files
 from assay.recipes.run import FILE as RECIPE_FILE
+from assay.run.names import find_checkpoint
 from assay.run.progress import format_seconds
 from assay.run.state import why_ended
 from assay.sweep.check import check_sweep
@@ -198,14 +200,16 @@ def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runn
     verb = ["train"] if own.recipe is None else ["recipe", "run"]
     made = "config.toml" if own.recipe is None else RECIPE_FILE
     log = known.folder / "logs" / f"{trial.name}.txt"
-    if (place / made).is_file():
+    file = known.folder / "configs" / f"{trial.name}.toml"
+    text = own.file(known.folder).encode()
+    if (place / made).is_file() and file.is_file() and file.read_bytes() == text:
         return Job(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
     if os.path.lexists(place):
-        # It was killed before its first file was written.
+        # It was killed before its first file was written, or, for example, a guard stopped it and
+        # has other settings now.
         move_aside(place, "unfinished")
-    file = known.folder / "configs" / f"{trial.name}.toml"
     file.parent.mkdir(exist_ok=True)
-    write_atomic(file, own.file(known.folder).encode())
+    write_atomic(file, text)
     known.put(trial.name, key)
     more = [] if own.recipe is None else ["--directory", str(known.folder)]
     return Job(trial.name, [*runner.command, *verb, str(file), *more], log)
@@ -227,13 +231,30 @@ def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
     ended = why_ended(read_events(place / "events.jsonl")) if place.is_dir() else None
     if ended is not None and ended.startswith("finished"):
         return None
-    return ended or "not finished"
+    # The message of a guard goes on with what to read and to do.
+    return (ended or "not finished").partition("; ")[0]
 
 
 def key_of(trial: Trial) -> str:
-    """Return the hash of a trial's settings and of all files that they name."""
+    """Return the hash of all settings that a finished run depends on, and of their files."""
     settings = trial.settings
+    for tree in [settings] if trial.recipe is None else settings.values():
+        # A guard only ends a run, and trackers only read it.
+        tree.pop("guard", None)
+        tree.pop("log", None)
+    for name in ("model", "critic", "teacher") if trial.recipe is None else ():
+        if path := settings.get(name, {}).get("path"):
+            # A run's folder changes with its report, and RUN@best with its next evaluation. The
+            # checkpoint that they name does not change.
+            settings[name]["path"] = _checkpoint(path)
     return _digest([settings, hashes_of_files(settings), _hashes_of_code(settings)])
+
+
+@cache
+def _checkpoint(path: str) -> str:
+    """Return the folder of the checkpoint that a model's path names, or the path itself."""
+    # Cached, because the files of a checkpoint are compared with their hashes.
+    return str(find_checkpoint(path) or path)
 
 
 def _hashes_of_code(settings: Any) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
@@ -50,7 +51,7 @@ class Trial:
     def settings(self) -> Tree:
         """All settings of the trial as plain values, without the run's name and directory."""
         if self.recipe is not None:
-            return self.recipe.as_tree()["stage"]
+            return copy.deepcopy(self.recipe.as_tree()["stage"])
         assert self.config is not None
         tree = self.config.model_dump(mode="json", exclude_none=True)
         tree["run"] = {k: v for k, v in tree["run"].items() if k not in ("name", "directory")}

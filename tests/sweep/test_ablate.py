@@ -101,6 +101,13 @@ def test_overrides_seeds_and_report_problems_are_written(sweeps: Sweeps) -> None
     assert all(one.configs[-1].rl.steps == 1 for one in trials_of(file, [0, 1]))  # type: ignore[union-attr]
 
 
+def test_rules_about_the_reward_only_warn(sweeps: Sweeps) -> None:
+    (trial, *_) = trials_of(read_sweep(write_ablation(a_run(sweeps))), [0])
+    actions = {rule.name: rule.action for rule in trial.configs[-1].watched.active()}
+    assert actions["reward_against_heldout"] == actions["length"] == "note"
+    assert actions["not_finite"] == actions["mismatch"] == "stop"
+
+
 def test_a_reward_of_one_term_cannot_be_ablated(sweeps: Sweeps) -> None:
     with pytest.raises(UserError, match=r"data\.verifier: found math, one term; accepted: a weig"):
         write_ablation(a_run(sweeps, "math"))

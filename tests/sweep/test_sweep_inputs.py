@@ -74,6 +74,7 @@ def test_a_fault_is_one_line_and_nothing_is_written(
 ) -> None:
     rows = [{"prompt": "99 + 1 =", "answer": "100"}, {"prompt": "3  + 1 =", "answer": "4"}]
     sweeps.world.rows("repeats", rows)
+    sweeps.base("m", data={**DATA, "verifier": "math"})
     with pytest.raises(UserError) as raised:
         sweeps.run(sweeps.sweep(**changes))
     text = str(raised.value)

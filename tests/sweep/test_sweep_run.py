@@ -77,6 +77,18 @@ def test_a_changed_file_of_rows_or_code_changes_a_run(sweeps: Sweeps) -> None:
     assert keys[0] == keys[1] and len(set(keys)) == 4
 
 
+def test_a_run_as_initial_model_is_known_by_its_checkpoint(finished: Sweeps) -> None:
+    run = Path("sweeps/lengths/usual-seed0")
+    finished.base(model={"path": str(run)})
+    (trial, *_) = trials_of(read_sweep(finished.sweep()), [0])
+    before = key_of(trial)
+    (run / "notes.txt").write_text("a file that is no part of the checkpoint")
+    assert key_of(trial) == before
+    finished.base(model={"path": f"{run}@2"})
+    (other, *_) = trials_of(read_sweep(finished.sweep()), [0])
+    assert key_of(other) != before
+
+
 def test_a_parallel_sweep_equals_a_serial_one(finished: Sweeps) -> None:
     serial = results(finished)
     shutil.rmtree("sweeps")
@@ -102,6 +114,23 @@ def test_a_killed_run_is_resumed_to_the_same_results(finished: Sweeps) -> None:
     resumed = sweeps.run(sweeps.sweep())
     assert resumed.is_complete and results(sweeps) == expected
     assert "resumed" in [event["kind"] for event in read_rows(run / "events.jsonl")]
+
+
+def test_a_run_that_a_guard_stopped_is_missing_until_the_guard_has_other_settings(
+    finished: Sweeps,
+) -> None:
+    # No entropy is as high, so that the rule fires at once. Finished runs do not depend on guards.
+    expected, told = results(finished), list[str]()
+    shutil.rmtree("sweeps/lengths/faster-seed0")
+    guarded = ["guard.min_entropy=50.0", "guard.options.entropy.window=1"]
+    stopped = finished.run(finished.sweep(set=guarded), told)
+    assert told[0] == "3 of 4 runs are finished and unchanged"
+    assert (stopped.unfinished or {})["faster-seed0"].startswith("RunStopped: step 1: ")
+    assert not stopped.is_complete
+    guarded.append("guard.options.entropy.action=note")
+    finished.run(finished.sweep(set=guarded))
+    assert results(finished) == expected
+    assert Path("sweeps/lengths/unfinished-faster-seed0/config.toml").is_file()
 
 
 def test_an_interrupted_sweep_ends_with_checkpoints_and_goes_on(finished: Sweeps) -> None:
