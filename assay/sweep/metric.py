@@ -47,6 +47,8 @@ METRICS: Mapping[str, str] = {
     "tool_calls": "unread",
     "trust_region": "backtracks cg_residual improvement kl",
     "update": "stopped_at",
+    "verifier": "disagreement false_accept false_reject num_problems num_second"
+    " num_second_not_judged",
     "verdict": "error not_judged_share not_judged passed score timeout unavailable",
 }
 OPEN = ("reward", "family", "mixture", "time", "speed", "verify", "eval/pass_at_")
