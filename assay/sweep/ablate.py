@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import filter as filter_keys
 from pathlib import Path
 
 import tomli_w
 
 from assay.config import TrainConfig
+from assay.config.guard import Rule
 from assay.errors import ConfigError, RunError, message
 from assay.host.files import check_output, config_of, write_atomic
+from assay.host.records import read_step_rows
 from assay.run.seed_statistics import MIN_SEEDS
 from assay.session.consent import open_config
 from assay.sweep.file import RESERVED
@@ -53,7 +56,7 @@ def write_ablation(
     """
     config = open_config(run, overrides=overrides, trust_run=trust_run)
     arms = {BASELINE: {"about": "the run as it is"}, **_arms(config, run)}
-    changes = [f"guard.options.{name}.action=note" for name in _rules(config)] + [*overrides]
+    changes = [f"guard.options.{name}.action=note" for name in _rules(config, run)] + [*overrides]
     tree = {
         "base": str(config_of(run)),
         "baseline": BASELINE,
@@ -72,10 +75,19 @@ def write_ablation(
     return path
 
 
-def _rules(config: TrainConfig) -> list[str]:
+def _rules(config: TrainConfig, run: Path) -> list[str]:
     """Return the guard rules that stop the run because of its reward or its policy."""
-    active = config.watched.active()
-    return [rule.name for rule in active if rule.action == "stop" and rule.name not in FAULTS]
+    rows = [read_step_rows(run / f"{name}.jsonl") for name in ("metrics", "evaluations")]
+    keys = {key for row in [*rows[0], *rows[1]] for key in row}
+
+    def is_measured(rule: Rule) -> bool:
+        # A configured rule whose metrics a run lacks ends the run after its first step.
+        of_heldout = "eval/pass_at_1" in rule.reads or rule.check == "against_heldout"
+        found = bool(rows[1]) if of_heldout else any(filter_keys(keys, one) for one in rule.reads)
+        return found or not rule.needs
+
+    stops = [rule for rule in config.watched.active() if rule.action == "stop"]
+    return [rule.name for rule in stops if rule.name not in FAULTS and is_measured(rule)]
 
 
 def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:

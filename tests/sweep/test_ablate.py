@@ -102,7 +102,12 @@ def test_overrides_seeds_and_report_problems_are_written(sweeps: Sweeps) -> None
 
 
 def test_rules_about_the_reward_only_warn(sweeps: Sweeps) -> None:
-    (trial, *_) = trials_of(read_sweep(write_ablation(a_run(sweeps))), [0])
+    """Only those whose metrics the run has: a configured rule without its metrics is an error."""
+    run = a_run(sweeps)
+    (run / "metrics.jsonl").write_text('{"step": 1, "length/mean": 3.0, "reward/mean": 0.5}\n')
+    (run / "evaluations.jsonl").write_text('{"step": 0, "eval/pass_at_1": 0.5}\n')
+    (trial, *_) = trials_of(read_sweep(write_ablation(run)), [0])
+    assert "kl_jump" not in trial.configs[-1].guard.options
     actions = {rule.name: rule.action for rule in trial.configs[-1].watched.active()}
     assert actions["reward_against_heldout"] == actions["length"] == "note"
     assert actions["not_finite"] == actions["mismatch"] == "stop"
