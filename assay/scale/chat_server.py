@@ -17,7 +17,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -196,8 +196,9 @@ class ChatServer(Server):
         from starlette.responses import StreamingResponse
 
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-        reply = StreamingResponse(self._events(asked, checked), 200, headers)
-        await reply.stream_response(send)
+        # Closed at once, so that the work for a client that stopped reading ends.
+        async with aclosing(self._events(asked, checked)) as events:
+            await StreamingResponse(events, 200, headers).stream_response(send)
 
     async def _events(self, asked: ChatRequest, checked: Any) -> AsyncGenerator[bytes]:
         head = self._head("chat.completion.chunk")

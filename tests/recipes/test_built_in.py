@@ -29,6 +29,7 @@ SHORT = {
     "rewrite": ["verifier=recipe_worlds:anything"],
     "pairs": ['inputs=["recipe_worlds:ranked"]'],
     "label_difficulty": ["max_problems=4"],
+    "label_steps": ["max_problems=4", "max_tokens=16"],
     "filter": ["min_pass_rate=0.0", "max_pass_rate=1.0"],
 }
 """What makes two steps of each kind of stage; an untrained model solves nothing, and writes bytes

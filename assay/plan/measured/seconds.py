@@ -77,7 +77,8 @@ def time_sampled(
     if config.rl is not None:
         row = choose_algorithm(config)
         parts = session.config, session.loaded
-        learner: Any = rl_learner(*parts, row=row, layout=layout, teacher=teacher)
+        teacher_of = None if teacher is None else lambda _: teacher
+        learner: Any = rl_learner(*parts, row=row, layout=layout, teacher_of=teacher_of)
         passes = learner.passes
 
         def learn(groups: Sequence[Group]) -> None:
