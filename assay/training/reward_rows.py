@@ -159,6 +159,11 @@ class RowReader:
             accepted = f"indices below {places.count}, the number of {unit} (step_ends_in)"
             raise DataError(message(f"{row.source} step_ends", row.step_ends[-1], accepted))
         found = split_steps(problem, completion, places, split, "all")
+        # Pieces between ``step_ends`` keep tags and separators, which the verifier never reads.
+        # So its own pieces are used if they end at the same places, as those of label_steps do.
+        own = split_steps(Problem("row", row.prompt), completion, places, split, "all")
+        if [step.end for step in own] == [step.end for step in found]:
+            found = own
         if len(found) != len(row.labels):
             where = f"{row.source} labels"
             accepted = f"{len(found)}, one for each step that split = {split!r} shows"

@@ -479,3 +479,18 @@ def test_steps_end_where_the_row_says_in_characters_or_in_tokens() -> None:
         byte_tokenizer().decode(one.tokens)
         == "q\n" + text[: first + 1] + "\n" + text[first + 2 :] + "\n"
     )
+
+
+def test_steps_that_label_steps_wrote_are_read_as_the_verifier_reads_them() -> None:
+    """Such rows have step_ends; the verifier sees the same texts without tags and separators."""
+    text = "<think>2-4=-2;-2+5=3</think>3"
+    ends = (12, 19, 28)
+    settings = RewardModelConfig(kind="process", rows=("r",), split=";", format="plain")
+    data = DataConfig(think="free")
+    reader = RowReader(settings, data, byte_tokenizer(), None)
+    labels = (1.0, 1.0, 0.0)
+    (labelled,) = reader.read(LabelledSteps("q", text, labels, step_ends=ends)).texts
+    (plain,) = reader.read(LabelledSteps("q", text, labels)).texts
+    assert labelled.tokens.tolist() == plain.tokens.tolist()
+    assert labelled.places.tolist() == plain.places.tolist()
+    assert byte_tokenizer().decode(labelled.tokens) == "q\n2-4=-2\n-2+5=3\n3\n"
