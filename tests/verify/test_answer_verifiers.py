@@ -14,7 +14,7 @@ from growth import LINEAR, growth
 from assay.data.completions import Record
 from assay.errors import VerifierError
 from assay.types import Completion, Problem, ThinkFormat
-from assay.verify.answers.commitment import bare, committed
+from assay.verify.answers.commitment import bare, commitment
 from assay.verify.base import Part, Verifier, resolve
 from assay.verify.selftest import labelled_rows
 
@@ -150,7 +150,7 @@ def test_a_spec_without_a_verdict_is_found_at_load(name: str, spec: dict[str, An
     ],
 )
 def test_marked_answers(text: str, content: str | None) -> None:
-    found = committed(text)
+    found = commitment(text).parts
     assert [bare(each) for each in found] == ([] if content is None else [content])
 
 

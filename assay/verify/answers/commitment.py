@@ -104,6 +104,25 @@ class Mark:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """The final answer of a text.
+
+    parts: contents of the answer. Adjacent boxes give several parts.
+    earlier: contents of earlier boxes that differ from `parts`. Earlier boxes count only together
+        with `parts`, and only if the expected answer has several parts.
+    phrase: the words around a single part, if these words can also be the answer.
+    how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
+    end: position in the text at which the answer ends; 0 if unknown.
+    """
+
+    parts: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
+    phrase: str = ""
+    how: str = ""
+    end: int = 0
+
+
 def clipped(text: str) -> str:
     """Return the assistant turn of a text, up to the special token that ends the turn."""
     text = text[-MAX_TEXT:].strip()
@@ -225,12 +244,7 @@ def _tags(text: str) -> Iterator[Mark]:
             opened = None
 
 
-def meant(text: str, found: Iterable[Mark]) -> list[Mark]:
-    """Return the nonempty boxes and tags that the surrounding words do not negate."""
-    return [mark for mark in found if mark.content.strip() and not _is_negated(text, mark)]
-
-
-def _is_negated(text: str, mark: Mark) -> bool:
+def _is_mark_negated(text: str, mark: Mark) -> bool:
     before = text[max(0, mark.start - 40) : mark.start]
     if says("unmeant", before) or _say_others(before.rstrip(" $\\([*:") + " "):
         return True
@@ -245,7 +259,14 @@ def _say_others(before: str) -> bool:
     return said is not None and not says("own", before, 0, said.start())
 
 
-def last_run(text: str, found: list[Mark]) -> list[Mark]:
+def chosen(text: str, found: Iterable[Mark]) -> tuple[list[Mark], list[Mark]]:
+    """Return (earlier marks, last group of adjacent marks), without marks that the text negates."""
+    kept = [one for one in found if one.content.strip() and not _is_mark_negated(text, one)]
+    run = _last_run(text, kept)
+    return kept[: len(kept) - len(run)], run
+
+
+def _last_run(text: str, found: list[Mark]) -> list[Mark]:
     """Return the last group of adjacent boxes and tags, which usually is a single box."""
     # Two marks are adjacent if the text between them joins them, names alternatives, or is short.
     # A short text separates two marks if its words derive a new result, such as "so" or "gives".
@@ -264,7 +285,7 @@ def last_run(text: str, found: list[Mark]) -> list[Mark]:
 
 def last_marks(text: str) -> list[Mark]:
     """Return the last group of adjacent boxes and tags, without those that the text negates."""
-    return last_run(text, meant(text, marks(text)))
+    return chosen(text, marks(text))[1]
 
 
 def phrases(
@@ -358,22 +379,16 @@ def _without_unpaired(content: str, opening: str, closing: str) -> str:
     return bare.removesuffix(closing).rstrip() if alone and bare.endswith(closing) else content
 
 
-def commitment(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the contents of the final answer and its end position. Position 0: no answer.
+def commitment(text: str) -> Commitment:
+    """Return the final answer that a text marks; without parts if the text marks no answer.
 
-    A phrase after the last tag or box overrules that tag or box. Adjacent boxes give several
-    contents.
+    A phrase after the last tag or box overrules that tag or box. Adjacent boxes give several parts.
     """
     run = last_marks(text)
     end = run[-1].end if run else 0
     if phrase := last_phrase(text, end):
-        return (phrase.content,), phrase.end
-    return tuple(dict.fromkeys(mark.content.strip() for mark in run)), end
-
-
-def committed(text: str) -> tuple[str, ...]:
-    """Return the contents of a text's final answer, or () if the text marks no answer."""
-    return commitment(text)[0]
+        return Commitment((phrase.content,), end=phrase.end)
+    return Commitment(tuple(dict.fromkeys(mark.content.strip() for mark in run)), end=end)
 
 
 def object_answers(text: str) -> list[str | float]:

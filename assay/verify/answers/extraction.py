@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from assay.verify.answers.commitment import (
     MAX_TEXT,
+    Commitment,
     Mark,
-    last_run,
+    chosen,
     marks,
-    meant,
-    object_answers,
     phrases,
     shown,
 )
@@ -28,47 +27,17 @@ from assay.verify.answers.sentences import (
     MATH_PHRASES,
     MAX_SENTENCE,
     MAX_SHORT,
-    bold_value_at_end,
     is_answer_alone,
-    is_phrase,
-    numbers_of,
+    only_value_of,
+    unmarked_answer,
     value_of,
-    value_of_last_line,
     value_of_last_sentence,
-    value_of_only_sentence,
 )
 from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
 # Characters after a phrase that are searched for further computation with the phrase's value.
 MAX_REST = 4000
-
-_VALUES_AT_END = {
-    "one_sentence": value_of_only_sentence,
-    "last_line": value_of_last_line,
-    "final_emphasis": bold_value_at_end,
-}
-"""Rules for a value at the end of a reply, by the names that verdicts show."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commitment:
-    """The final answer of a text.
-
-    parts: contents of the answer. Adjacent boxes give several parts.
-    earlier: contents of earlier boxes that differ from `parts`. Earlier boxes count only together
-        with `parts`, and only if the expected answer has several parts.
-    phrase: the words around a single part, if these words can also be the answer.
-    how: ``box``, ``tag``, ``phrase``, or the name of the fallback that found the answer.
-    end: position in the text at which an answer phrase ends.
-    """
-
-    parts: tuple[str, ...]
-    earlier: tuple[str, ...] = ()
-    phrase: str = ""
-    how: str = ""
-    end: int = 0
-
 
 # LaTeX authors write thousands separators as ",\!" or "{,}" to avoid the space after a comma.
 _THOUSANDS = re.compile(r"(?<=\d)(?:,\\!|\{,\})\s{0,2}(?=\d{3}(?!\d))")
@@ -85,11 +54,7 @@ _TAIL = re.compile(
     r"|\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)\b",
     re.IGNORECASE,
 )
-_QUOTED = re.compile(
-    r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
-)
 _OPENING, _CLOSING = re.compile(r"[(\[]"), re.compile(r"[)\]]")
-_CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")
 _EDGES = re.compile(r"^(?:[\s,\"“‘…]|\.{2,5}(?=\s))+|[\s\"”✅✔☑🎉👍\ufe0f]+$")
 _WORKED = re.compile(
     r"(?:,\s(?:which\s(?:is|equals)|that\sis,?|i\.e\.,?|namely)|\s=)\s(-?\d[\d.,/]*)$"
@@ -131,7 +96,7 @@ def find_answer(
     if found is not None:
         found = _with_correction(found, text[end:], truncated)
     elif not every and not truncated:
-        found = _unmarked(text, fallback, had_courtesy)
+        found = unmarked_answer(text, fallback, had_courtesy)
     if found is None or any(len(part) > MAX_ANSWER for part in found.parts):
         return None
     return found
@@ -139,12 +104,11 @@ def find_answer(
 
 def _marked(text: str, every: list[Mark]) -> Commitment | None:
     """Return the answer in the last group of adjacent boxes or tags, or None."""
-    every = meant(text, every)
-    run = last_run(text, every)
+    before, run = chosen(text, every)
     parts = _unique(run)
     if not parts:
         return None
-    earlier = tuple(part for part in _unique(every[: -len(run)]) if part not in parts)
+    earlier = tuple(part for part in _unique(before) if part not in parts)
     how = "tag" if text[run[-1].start] == "<" else "box"
     return Commitment(parts, earlier, how=how)
 
@@ -171,7 +135,7 @@ def _inner(content: str) -> str:
 
     Long content can contain an answer phrase, whose answer is then returned.
     """
-    if len(content) > MAX_SHORT or "\n" in content or is_phrase(content):
+    if len(content) > MAX_SHORT or "\n" in content or pattern(*MATH_PHRASES).search(content):
         said = find_phrase(content, 0)
         if said is not None:
             return ", ".join(said.parts)
@@ -300,18 +264,10 @@ def _content_of(
         content = content if value_of(head) is None else head
     if beside_box and not (_LOOKS_LIKE_A_VALUE.search(content) and is_answer_alone(content)):
         return None
-    value = value_of(content)
-    if value is not None and not _has_another_value(content):
+    if (value := only_value_of(content)) is not None:
         return Commitment((value,), phrase=content, how="phrase", end=end)
     whole = len(content) <= MAX_SENTENCE and not beside_box
     return Commitment((content,), how="phrase", end=end) if whole else None
-
-
-def _has_another_value(content: str) -> bool:
-    """Return whether content that begins with a number names another number, as "5, though 6"."""
-    if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
-        return False
-    return len({canonical(number) for _, _, number in numbers_of(content)}) > 1
 
 
 def _balanced(content: str) -> str:
@@ -346,25 +302,3 @@ def _content_after(text: str, position: int) -> tuple[str, int]:
         return display[0], position + display.end()
     sentence = _STOP.split(stripped.partition("\n")[0], maxsplit=1)[0]
     return sentence.strip().strip("*").rstrip(".。").strip(), position + len(sentence)
-
-
-def _unmarked(text: str, fallback: Fallback, had_courtesy: bool) -> Commitment | None:
-    """Return the answer of a text that has no box, tag or answer phrase, or None."""
-    if _CUT_OFF.search(text):
-        # The text ends inside a formula, a box or a tag, so its last number is incomplete.
-        return None
-    if quoted := _QUOTED.fullmatch(text):
-        text = next(filter(None, quoted.groups())).strip()
-    if text.count('":') == 1 and "[" not in text and (values := object_answers(text)):
-        return Commitment((str(values[0]).strip(),), how="object")
-    said = pattern("connective").sub("", text)
-    if said and is_answer_alone(said):
-        return Commitment((said,), phrase=said if said != text else "", how="whole")
-    for how, rule in _VALUES_AT_END.items():
-        if (value := rule(text)) is not None:
-            return Commitment((value,), how=how)
-    if fallback == "sentence" or had_courtesy:
-        last = value_of_last_sentence(text)
-        return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
-    numbers = numbers_of(text) if fallback == "last_number" else []
-    return Commitment((numbers[-1][2],), how="last_number") if numbers else None

@@ -8,8 +8,9 @@ from typing import Any
 
 from assay.host.fields import listed
 from assay.types import Completion, Problem
+from assay.verify.answers.commitment import Commitment
 from assay.verify.answers.equality import equivalent, is_single
-from assay.verify.answers.extraction import Commitment, find_answer
+from assay.verify.answers.extraction import find_answer
 from assay.verify.answers.latex_text import brackets_of, canonical, split_top
 from assay.verify.answers.math_forms import is_altered
 from assay.verify.answers.math_policy import (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from assay.verify.answers.commitment import is_negated
+from assay.verify.answers.commitment import Commitment, is_negated, object_answers
 from assay.verify.answers.latex_text import canonical
+from assay.verify.answers.math_policy import Fallback
 from assay.verify.answers.number_words import NUMBER_WORDS
 from assay.verify.answers.plain_numbers import read_number
 from assay.verify.answers.tables import opens, pattern, says
@@ -48,6 +49,10 @@ _SAYS_VALUE = re.compile(_SAYING + r"-?\d")
 _COPULA = re.compile(r"\b(?:is|are|was|were)\s+\**([A-Za-z][A-Za-z -]{0,60})$")
 _FOLLOWING = re.compile(r"(?:[ ]?[/°]?[ ]?[A-Za-z°]+(?:[²³]|\^\{?-?\d\}?)?){1,5}")
 _LISTED = re.compile(r"[\s,;]*(?:and|or)?[\s,;]*")
+_CUT_OFF = re.compile(r"(?:[=+/^({\\-]|(?<!\*)\*)\s*$|\\f?boxed\b|<answer>")
+_QUOTED = re.compile(
+    r"```\w*\n([^`]{1,300})\n?```|>\s*([^>\n]{1,300})|[\"“']([^\"“”\n]{1,300})[\"”']"
+)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=\D|\d+\.\s)|(?<=[。！？؟।])\s*|\n+")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _SPOKEN = re.compile(
@@ -89,11 +94,6 @@ def is_answer_alone(text: str) -> bool:
     return not re.search(r"[^\W\d_a-zA-Z]{2,}|[?؟]|[A-Za-z][.!]\s|\d[.!]\s+[A-Z][a-z]", text)
 
 
-def is_phrase(text: str) -> bool:
-    """Return whether a text contains an answer phrase, such as "the result is"."""
-    return bool(pattern(*MATH_PHRASES).search(text))
-
-
 def value_of(sentence: str) -> str | None:
     """Return the final or only value in a sentence, or None if the value is ambiguous."""
     sentence = sentence.strip().rstrip(".。").strip()
@@ -126,6 +126,17 @@ def value_of(sentence: str) -> str | None:
             return first[each.groups].strip()
     bare = _BARE.findall(sentence)
     return bare[-1] if bare else _number_of(sentence)
+
+
+def only_value_of(content: str) -> str | None:
+    """Return `value_of` the words after an answer phrase, or None if they name another number.
+
+    In "5, though 6", another number follows a number at the start.
+    """
+    value = value_of(content)
+    if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
+        return value
+    return None if len({canonical(number) for _, _, number in numbers_of(content)}) > 1 else value
 
 
 def _number_of(sentence: str) -> str | None:
@@ -362,3 +373,33 @@ def _sentences(text: str) -> list[str]:
 def _protected(text: str) -> str:
     """Join the lines of each formula, so that splitting a text into sentences keeps formulas."""
     return _MATH.sub(lambda m: m[0].replace("\n", "\0"), text)
+
+
+_VALUES_AT_END = {
+    "one_sentence": value_of_only_sentence,
+    "last_line": value_of_last_line,
+    "final_emphasis": bold_value_at_end,
+}
+"""Rules for a value at the end of a reply, by the names that verdicts show."""
+
+
+def unmarked_answer(text: str, fallback: Fallback, had_courtesy: bool) -> Commitment | None:
+    """Return the answer of a text that has no box, tag or answer phrase, or None."""
+    if _CUT_OFF.search(text):
+        # The text ends inside a formula, a box or a tag, so its last number is incomplete.
+        return None
+    if quoted := _QUOTED.fullmatch(text):
+        text = next(filter(None, quoted.groups())).strip()
+    if text.count('":') == 1 and "[" not in text and (values := object_answers(text)):
+        return Commitment((str(values[0]).strip(),), how="object")
+    said = pattern("connective").sub("", text)
+    if said and is_answer_alone(said):
+        return Commitment((said,), phrase=said if said != text else "", how="whole")
+    for how, rule in _VALUES_AT_END.items():
+        if (value := rule(text)) is not None:
+            return Commitment((value,), how=how)
+    if fallback == "sentence" or had_courtesy:
+        last = value_of_last_sentence(text)
+        return Commitment((last[0],), phrase=last[1], how="sentence") if last else None
+    numbers = numbers_of(text) if fallback == "last_number" else []
+    return Commitment((numbers[-1][2],), how="last_number") if numbers else None

@@ -13,7 +13,7 @@ from assay.verify.answers.commitment import (
     STOPS,
     bare,
     clipped,
-    committed,
+    commitment,
     uncommented,
     unwrapped,
 )
@@ -98,7 +98,7 @@ def place(completion: Completion, where: str) -> str | None:
     text = clipped(whole)
     if where in ("auto", "marked"):
         seen = uncommented(text, marked=True)
-        if found := committed(seen):
+        if found := commitment(seen).parts:
             return " | ".join(found)
         text = seen or text
     if where == "last_line":

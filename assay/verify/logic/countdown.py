@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.host.fields import Field, choice, list_of, whole
 from assay.types import Completion, Problem
-from assay.verify.answers.commitment import bare, clipped, committed, uncommented, unwrapped
+from assay.verify.answers.commitment import bare, clipped, commitment, uncommented, unwrapped
 from assay.verify.base import Part, Verifier, spec_check
 
 # Maximum number of characters of an expression.
@@ -127,7 +127,7 @@ def marked_or_last(text: str) -> tuple[str, ...]:
     Several contents are alternatives.
     """
     lines = [line for line in unwrapped(text).splitlines() if line.strip(" `$")]
-    return committed(text) or tuple(lines[-1:])
+    return commitment(text).parts or tuple(lines[-1:])
 
 
 def expression_of(text: str) -> str | None:

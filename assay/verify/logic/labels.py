@@ -48,11 +48,11 @@ def find_label(text: str) -> str | None:
     else in the last line. A retraction overrules an earlier label. A label in a question does not
     count.
     """
-    found, end = commitment(text)
-    if len(found) > 1:
+    found = commitment(text)
+    if len(found.parts) > 1:
         return None
-    if found:
-        content, rest = found[0], text[end:]
+    if found.parts:
+        content, rest = found.parts[0], text[found.end :]
     else:
         lines = [line for line in text.splitlines() if line.strip()] or [""]
         content, rest = lines[-1], ""
@@ -60,7 +60,7 @@ def find_label(text: str) -> str | None:
             content, rest = lines[0], "\n".join(lines[1:])
         if taken := retraction(text, 1):
             content, rest = taken.content, ""
-    label = _label_in(content, bool(found))
+    label = _label_in(content, bool(found.parts))
     return None if label is None or _another(rest, label) else label
 
 

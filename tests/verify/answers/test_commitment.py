@@ -3,7 +3,7 @@
 import pytest
 
 from assay.verify import checker
-from assay.verify.answers.commitment import committed
+from assay.verify.answers.commitment import commitment
 
 INSIDE = [
     r"\boxed{<answer>%s</answer> No wait, %s.}",
@@ -32,6 +32,6 @@ def test_words_inside_a_mark_take_back_the_mark_in_it(
 
 
 def test_a_mark_around_another_ends_with_it_where_nothing_is_said_between() -> None:
-    assert committed(r"<answer>\boxed{5}</answer> is wrong") == ()
-    assert committed(r"<answer>\boxed{5} </answer>.") == ("5",)
-    assert committed(r"<answer>\boxed{5} is wrong</answer>") == ()
+    assert commitment(r"<answer>\boxed{5}</answer> is wrong").parts == ()
+    assert commitment(r"<answer>\boxed{5} </answer>.").parts == ("5",)
+    assert commitment(r"<answer>\boxed{5} is wrong</answer>").parts == ()
