@@ -118,16 +118,21 @@ class Record:
         """Tags of the row."""
         return list(read_tags(self.keys.get("tags", ()), self.source))
 
-    @cached_property
-    def problem(self) -> Problem:
-        """Problem of the row, without its completion."""
+    @property
+    def problem_keys(self) -> dict[str, Any]:
+        """The row without its completion, as a row of a problem."""
         # Unknown keys become part of the spec, so the completion must be removed first.
         keys = dict(self.keys)
         keys.pop("completion", None)
         if self._is_chat:
             keys["prompt"] = self.prompt
             del keys["messages"]
-        return read_problem(keys, self.source, self.id)
+        return keys
+
+    @cached_property
+    def problem(self) -> Problem:
+        """Problem of the row."""
+        return read_problem(self.problem_keys, self.source, self.id)
 
     def to_judge(self) -> tuple[Problem, Completion]:
         """Return the problem and the completion of the row, for a verifier.

@@ -9,18 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
-
 from assay import config as configuration
 from assay.config import SamplingConfig, TrainConfig
 from assay.data.chat import PromptRenderer, keep_fitting
-from assay.data.completions import read_completions
 from assay.data.problems import ProblemSet, load_problems
 from assay.data.source import Source
 from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.evaluation.compare_result import ComparedSet, CompareResult, compared, with_p_of_all
 from assay.evaluation.preference_judge import Candidates, Preferring, open_judge
+from assay.evaluation.recorded_completions import RecordedCompletions
 from assay.generate.base import Generator
 from assay.host.files import check_output, open_output
 from assay.host.startup import doing
@@ -39,7 +37,7 @@ from assay.session.sampling import (
 )
 from assay.session.sampling_session import check_sampling, open_sampling
 from assay.session.thinking import useless_thinking
-from assay.types import Completion, Group, Problem, Prompt, Verdict
+from assay.types import Group, Problem, Verdict
 from assay.verify.learned.pairwise import length_controlled_win_rate, win_rate
 from assay.verify.service import VerifierService
 
@@ -68,33 +66,33 @@ def compare(
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
     `evaluate`), which are judged again. If only one model is a run, that run's sampling settings
-    apply to both. problems: rows, or sources (each a separate set). out_of_domain: sets unlike the
-    training data. judge: ``pairwise`` (the judge of ``verification.options.judge``, queried in both
-    orders) or a verifier (the higher reward wins). max_problems: use only the first problems of
-    each set. out: a JSONL file for all completions, which a later call reads as ``a`` or ``b``.
-    fitting: sources in which prompts that exceed the context are left out. adapter: loaded on ``b``
-    only, so that both models may share one base model.
+    apply to both. problems: rows, or sources (each a separate set); two files need none, and their
+    recorded verdicts are compared. out_of_domain: sets unlike the training data. judge:
+    ``pairwise`` (the judge of ``verification.options.judge``, queried in both orders) or a verifier
+    (the higher reward wins). max_problems: use only the first problems of each set. out: a JSONL
+    file for all completions, which a later call reads as ``a`` or ``b``. fitting: sources in which
+    prompts that exceed the context are left out. adapter: loaded on ``b`` only, so that both models
+    may share one base model.
 
     The other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
-    sources = _sources(problems, out_of_domain, out)
     names = (str(a), str(b))
+    files = _files(names)
+    sources, judged = _sources(problems, out_of_domain, out, files)
     configs = _configs(names, [str(one) for one, _ in sources], options)
     for config in configs:
         check_sampling(config)
-    pairs = zip(names, "AB", strict=True)
-    files = [_Recorded(Path(name), side) if _is_file(name) else None for name, side in pairs]
     # One verifier judges both models: the verifier of a model's run, if a model belongs to a run.
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     if not any(files):
         _check_two_served(configs)
     with ExitStack() as stack:
         with show_startup(quiet):
-            verifiers = open_verifiers(common, stack, actors=True)
+            judged &= options.get("verifier") is None
+            verifiers = None if judged else open_verifiers(common, stack, actors=True)
             judging = None if judge is None else open_judge(judge, common, stack)
             about = (common, verifiers, max_problems, judging, fitting)
-
             sets = [_open_set(*one, *about) for one in sources]
         if options.get("verifier") is None:
             _check_one_verifier(configs, sets)
@@ -110,20 +108,17 @@ def compare(
             sampling = configuration.at_temperature(config.sampling, temperature)
             asked = _Asked(name, side, sampling, file, judging is not None, kept)
             if recorded is not None:
-                found.append([asked.measure(*recorded.of(one), one) for one in sets])
+                found.append([asked.measure_file(recorded, one, judged) for one in sets])
                 continue
+            assert verifiers is not None, "only files have recorded verdicts"
             with _engine(config, verifiers, sets, num_samples, quiet) as sampler:
                 found.append([sampler(asked, one) for one in sets])
         each = zip(sets, found[0], found[1], strict=True)
         results = [_result(one, mine, its, judging) for one, mine, its in each]
     most = max(one.num_samples for side in found for one in side)
     heat = None if all(files) else temperature
-    notes = [] if any(files) else list(_unequal(configs))
-    notes += [
-        f"note: {side}: {own[0].useless}"
-        for side, own in zip("AB", found, strict=True)
-        if asks_thinking(options) and all(one.useless for one in own)
-    ]
+    notes = [] if any(files) else [*_unequal(configs)]
+    notes += [*_useless(found)] if asks_thinking(options) else []
     return CompareResult(*shown, with_p_of_all(results), judge, heat, most, notes)
 
 
@@ -163,13 +158,38 @@ class _Measured:
         return self.num_characters / max(1, self.evaluation.num_completions)
 
 
+def _files(names: Sequence[str]) -> list[RecordedCompletions | None]:
+    """Open the names that are files of completions; None for models."""
+    return [
+        RecordedCompletions(Path(name), side) if _is_file(name) else None
+        for name, side in zip(names, "AB", strict=True)
+    ]
+
+
+def _is_file(name: str) -> bool:
+    path = Path(name).expanduser()
+    # A GGUF file is a model; any other file holds recorded completions.
+    return path.is_file() and path.suffix != ".gguf"
+
+
 def _sources(
-    problems: Rows, out_of_domain: Rows, out: Path | str | None
-) -> list[tuple[str | Source, bool]]:
-    """Return (source, whether out of domain) pairs; raises ConfigError if one is ``out``."""
+    problems: Rows,
+    out_of_domain: Rows,
+    out: Path | str | None,
+    files: Sequence[RecordedCompletions | None],
+) -> tuple[list[tuple[str | Source, bool]], bool]:
+    """Return (source, whether out of domain) pairs, and whether files hold problems and verdicts.
+
+    Raises ConfigError if there are no problems, or if ``out`` is one of the sources.
+    """
     if out is not None:
         check_output(Path(out))
     near, far = as_sources(problems), as_sources(out_of_domain)
+    judged = False
+    if not near and not far and (both := [one for one in files if one is not None]) == [*files]:
+        near = both[0].problems()
+        # Rows do not name the verifier of their verdicts, so a second judgement could differ.
+        judged = all(one.has_verdicts for one in both)
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
     if not found:
@@ -181,13 +201,7 @@ def _sources(
             raise DataError(message(name, "the same source twice", "each source once"))
         if out is not None and Path(name).expanduser().resolve() == Path(out).resolve():
             raise ConfigError(message(f"--out {out}", "a source of problems", "another file"))
-    return found
-
-
-def _is_file(name: str) -> bool:
-    path = Path(name).expanduser()
-    # A GGUF file is a model; any other file holds recorded completions.
-    return path.is_file() and path.suffix != ".gguf"
+    return found, judged
 
 
 def _is_of_run(config: TrainConfig) -> bool:
@@ -218,7 +232,7 @@ def _configs(
 
 def _facts(
     configs: Sequence[TrainConfig],
-    files: Sequence[_Recorded | None],
+    files: Sequence[RecordedCompletions | None],
     temperature: float,
     num_samples: int,
 ) -> dict[str, Any]:
@@ -260,22 +274,27 @@ def _open_set(
     source: str | Source,
     out_of_domain: bool,
     config: TrainConfig,
-    verifiers: VerifierService,
+    verifiers: VerifierService | None,
     limit: int | None,
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems; with a preference judge, rows may lack an expected answer."""
-    check = verifiers.check_problem if judging is None else judging.check
+    """Open a source of problems; with a preference judge, rows may lack an expected answer.
+
+    verifiers: None for problems with recorded verdicts, which need no verifier.
+    """
+    check = None if verifiers is None else verifiers.check_problem
+    check = check if judging is None else judging.check
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
-    judge: Judge = verifiers
+    judge: Judge = verifiers or _Unverified()
     # Rows without an answer need no verifier if a judge compares the completions.
-    try:
-        for problem in (problems[n] for n in range(len(problems) if judging else 0)):
-            verifiers.check_problem(problem)
-    except VerifierError:
-        judge = _Unverified()
+    if judging is not None and verifiers is not None:
+        try:
+            for n in range(len(problems)):
+                verifiers.check_problem(problems[n])
+        except VerifierError:
+            judge = _Unverified()
     return _Set(str(source), out_of_domain, problems, judge, str(source) in fitting)
 
 
@@ -309,6 +328,12 @@ class _Asked:
     file: Any
     keeps: bool
     kept: EvaluationLog | None = None
+
+    def measure_file(self, file: RecordedCompletions, one: _Set, judged: bool) -> _Measured:
+        """Measure the completions of a file. judged: use their recorded verdicts."""
+        problems, most = file.of(one.name, [one.problems[n] for n in range(len(one.problems))])
+        verifiers = file if judged else one.verifiers
+        return self.measure(file, problems, most, replace(one, verifiers=verifiers))
 
     def measure(
         self, generator: Generator, problems: Sequence[Problem], num_samples: int, one: _Set
@@ -400,67 +425,6 @@ class _Lines:
         self._file.writelines(lines)
 
 
-class _Recorded:
-    """Generator that returns recorded completions from a file instead of sampling completions."""
-
-    policy_version = 0
-    exact = gives_model_logprobs = False
-
-    def __init__(self, path: Path, side: str) -> None:
-        self.path, self._set = path, ""
-        self._completions: dict[tuple[str, str], list[Completion]] = {}
-        for row in read_completions(path):
-            if row.keys.get("side", side) == side:
-                key = str(row.keys.get("set", "")), row.problem_id
-                self._completions.setdefault(key, []).append(row.to_judge()[1])
-
-    def of(self, one: _Set) -> tuple[Generator, Sequence[Problem], int]:
-        """Return the generator of a set, its problems, and the maximum number of completions per
-        problem."""
-        self._set = one.name
-        every = [one.problems[n] for n in range(len(one.problems))]
-        problems = [problem for problem in every if self._found(problem)]
-        if not problems:
-            ids = ", ".join(id for _, id in list(self._completions)[:3]) or "none"
-            found = f"no completion of its problems ({every[0].id}, ...) but of {ids}"
-            accepted = "completions of the same problems, by their ids"
-            raise DataError(message(f"{self.path}: {one.name}", found, accepted))
-        return self, problems, max(len(self._found(problem)) for problem in problems)
-
-    def _found(self, problem: Problem) -> list[Completion]:
-        unnamed = self._completions.get(("", problem.id), [])
-        return self._completions.get((self._set, problem.id), unnamed)
-
-    def generate(
-        self,
-        problems: Sequence[Problem],
-        sampling: SamplingConfig,
-        group_size: int,
-        first_sibling: int = 0,
-        on_group: Callable[[Group], None] | None = None,
-        cutoff: object = None,
-    ) -> list[Group]:
-        """Return the recorded completions of each problem."""
-        groups: list[Group] = []
-        for problem in problems:
-            # Completions get new ids, because two files may number their completions differently.
-            completions = tuple(
-                replace(one, id=f"{problem.group_id}/{n}")
-                for n, one in enumerate(self._found(problem))
-            )
-            prompt = Prompt(problem.question, np.zeros(0, np.int32), completions[0].think)
-            groups.append(Group(problem, prompt, completions))
-            if on_group is not None:
-                on_group(groups[-1])
-        return groups
-
-    def sleep(self) -> None:
-        """Do nothing: recorded completions hold no device memory that could be freed."""
-
-    def load_policy(self, weights: Any) -> None:
-        """Do nothing, because recorded completions do not depend on the policy."""
-
-
 def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -> ComparedSet:
     both = (a.evaluation, b.evaluation)
     found = compared(one.name, one.out_of_domain, both, (a.characters, b.characters))
@@ -482,6 +446,13 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
         return replace(found, not_compared=f"no pair of {len(pairs)} was judged{why}")
     even = length_controlled_win_rate(comparisons)
     return replace(found, wins=win_rate(comparisons), wins_at_equal_length=even)
+
+
+def _useless(found: Sequence[Sequence[_Measured]]) -> Yields[str]:
+    """Yield a note for each model that has a think block in no prompt."""
+    for side, own in zip("AB", found, strict=True):
+        if all(one.useless for one in own):
+            yield f"note: {side}: {own[0].useless}"
 
 
 def _unequal(configs: Sequence[TrainConfig]) -> Yields[str]:

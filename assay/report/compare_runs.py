@@ -265,7 +265,7 @@ def _heldout_lines(one: HeldOut) -> Iterator[str]:
     spread = "" if error is None else f" ± {100 * error:.1f}"
     paired = one.paired
     words = paired.gain.points if paired.gain is not None else f"{100 * value:+.1f} points{spread}"
-    line += f"; {one.other} less A {words}{_overlap(one)}"
+    line += f"; {one.other} minus A {words}{_overlap(one)}"
     if (p := paired.p_value) is None:
         yield line
         return

@@ -86,6 +86,38 @@ def test_completions_of_eval_stand_for_a_model(world: World, other: str) -> None
     assert one.gain is not None and one.gain.num_problems == 4
 
 
+def test_two_files_of_completions_hold_their_problems_and_verdicts(
+    world: World, other: str
+) -> None:
+    rows = str(world.folder / "train.jsonl")
+    files = [world.folder / f"{side}.jsonl" for side in "ab"]
+    for model, out in zip((str(world.folder / "model"), other), files, strict=True):
+        assay.evaluate(model, rows, out=out, num_samples=2, temperature=1.0, **HOW)
+    (asked,) = compare(*files, rows, **HOW).sets
+    (found,) = compare(*files, quiet=True).sets
+    assert (found.name, found.gain, found.better) == (str(files[0]), asked.gain, asked.better)
+    assert shares_of(found.a) == shares_of(asked.a) and shares_of(found.b) == shares_of(asked.b)
+    (again,) = compare(*files, verifier="train_worlds:always_right", quiet=True).sets
+    assert again.a.pass_at_1 == again.b.pass_at_1 == 1.0
+
+    lines = [json.loads(line) for line in files[0].read_text(encoding="utf-8").splitlines()]
+    del lines[0]["status"]
+    files[0].write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    (judged,) = compare(*files, quiet=True).sets
+    assert judged.a.pass_at_1 == 0.0 < found.a.pass_at_1, "one has no verdict: math judges them all"
+
+
+def test_a_file_of_both_models_holds_the_problems_of_each_set(world: World, other: str) -> None:
+    model, out = str(world.folder / "model"), world.folder / "both.jsonl"
+    rows = [str(world.folder / f"{name}.jsonl") for name in ("train", "heldout")]
+    found = compare(model, other, rows, out=out, **HOW)
+    again = compare(out, out, quiet=True)
+    for old, new in zip(found.sets, again.sets, strict=True):
+        assert (new.name, new.gain, new.characters) == (old.name, old.gain, old.characters)
+    with pytest.raises(ConfigError, match="no problems"):
+        compare(out, other, quiet=True)
+
+
 def test_a_model_that_is_no_run_is_asked_as_the_run_beside_it(world: World) -> None:
     changes = {"prompt_template": "Q: {question}\nA:", "verifier": EVEN}
     tree = world.tree(rl={"steps": 1}, data=changes, sampling={"max_tokens": 5})

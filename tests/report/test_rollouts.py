@@ -185,7 +185,7 @@ def test_two_runs_are_compared(run: LoadedRun, other: LoadedRun, output: Any) ->
     assert code == 0 and "rl.steps" in text
     assert "greedy: A 25.0% (95% interval " in text and "at step 3, B 50.0% (95% interval" in text
     gain = greedy.paired.gain
-    assert gain is not None and f"B less A {gain.points}" in text
+    assert gain is not None and f"B minus A {gain.points}" in text
     code, text, _ = output("run", "compare", run.folder, other.folder, "--json")
     table = json.loads(text)
     assert table["settings"]["rl.steps"] == [12, 4] and table["heldout"][0]["difference"] == 0.25
@@ -196,7 +196,7 @@ def test_a_step_of_a_run_has_the_names_of_a_checkpoint(run: LoadedRun, output: A
     assert load_run_at(f"{run.folder}@best").num_steps == best
     assert load_run_at(f"{run.folder}@last").num_steps == run.num_steps
     code, text, _ = output("run", "compare", f"{run.folder}@best", f"{run.folder}@{best}")
-    assert code == 0 and "B less A" in text
+    assert code == 0 and "B minus A" in text
     with pytest.raises(RunError, match=r"found no evaluation after step 9999; accepted: an eval"):
         load_run_at(f"{run.folder}@9999")
 
