@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from assay.config import CurriculumConfig
 from assay.data.outcomes import ALL, BINS, NEVER, Indices, Numbers, Outcomes
@@ -23,8 +22,8 @@ from assay.types import Group, Problem, Verdict
 STATE_FILE = "curriculum.json"
 OUTCOMES_FILE = "problems.npy"
 ORDER_FILE = "order.npy"
-UNIFORM = {"order": "uniform", "label": None, "easy_is": "low", "weights": dict[str, float]()}
-"""Order settings that apply to saved states of versions that recorded no order settings."""
+ORDER_SETTINGS = ("order", "label", "easy_is", "weights")
+"""Settings of an epoch's order. A run that resumes with other values begins a new epoch."""
 LEAST_CHANCE = 1e-9
 """Minimum sampling weight of an eligible problem. A weight rounded to 0 would exclude the problem
 forever."""
@@ -369,40 +368,24 @@ class Curriculum:
                 remedy = "resume with the data and the seed that the run began with"
                 raise RunError(message(f"{path} {name}", value, str(saved.get(name)), remedy))
         self._epoch, self._position = state["epoch"], state["position"]
-        if "outcomes" in state:
-            self._load_uniform(state["outcomes"])
-        else:
-            self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
-            # Saved outcomes already include the label's counts at the time of saving.
-            # The counts of a different label apply only to problems without saved outcomes.
-            has_label = state["made_by"]["label"] == self._settings.label
-            self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
-            self.outcomes.load(folder / OUTCOMES_FILE)
+        self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
+        # Saved outcomes already include the label's counts at the time of saving.
+        # The counts of a different label apply only to problems without saved outcomes.
+        has_label = state["made_by"]["label"] == self._settings.label
+        self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
+        self.outcomes.load(folder / OUTCOMES_FILE)
         self._in_hand, self._of_step, self._waiting = {}, set(), state.get("waiting", {})
         self._chances = self._chances_of()
-        if state.get("made_by", UNIFORM) != self._order_settings():
+        if state["made_by"] != self._order_settings():
             self._begin_epoch()
         elif self._settings.order == "easy_to_hard":
             self._order = np.load(folder / ORDER_FILE)
         else:
             self._order = self._new_order()
 
-    def _load_uniform(self, outcomes: dict[str, Any]) -> None:
-        """Read a state of an older version, which had only uniform order and counts by id."""
-        size = len(self._problems)
-        generator = np.random.default_rng([self._seed % 2**64, self._epoch])
-        drawn: NDArray[np.int64] = generator.permutation(size)[: self._position]
-        self.outcomes.draws[:] = self._epoch
-        self.outcomes.draws[drawn] += 1
-        self._num_drawn = self._epoch * size + self._position
-        self._num_faded = self._num_drawn // size
-        for index in range(size) if self._epoch else drawn.tolist():
-            if found := outcomes.get(self._problems[index].id):
-                self.outcomes.add(index, *found)
-
     def _order_settings(self) -> dict[str, Any]:
         """Return the settings that determine an epoch's order."""
-        return {key: getattr(self._settings, key) for key in UNIFORM}
+        return {key: getattr(self._settings, key) for key in ORDER_SETTINGS}
 
     def _identity(self) -> dict[str, Any]:
         """Return the seed and a digest of the problems, which a saved state must match."""

@@ -24,7 +24,7 @@ from assay.config import CheckpointConfig, TrainConfig, load
 from assay.errors import RunError, UserError, message
 from assay.evaluation.rejudge import Rejudged, Rejudging
 from assay.evaluation.replay_result import Again, FlippedVerdict, ReplayResult, span
-from assay.generate.base import Generator
+from assay.generate.base import Generator, GeneratorWrapper
 from assay.host.files import Journal, config_of
 from assay.host.records import read_events, read_step_rows
 from assay.learn.advantages import compute_advantages
@@ -60,15 +60,12 @@ _NOT_OF_THE_STEP = ("random/",)
 _DIFF_LINES = 40
 
 
-class OnlyTheLog:
+class OnlyTheLog(GeneratorWrapper):
     """Wrapper of a run's generator that loads policies but refuses to sample."""
 
     def __init__(self, generator: Generator, folder: Path) -> None:
-        self.generator = generator
+        super().__init__(generator)
         self._folder = folder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.generator, name)
 
     def generate(self, problems: Sequence[Any], *_: Any, **__: Any) -> list[Group]:
         """Raise RunError: a replay samples nothing, and the log lacks the requested completions."""

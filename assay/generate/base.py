@@ -138,3 +138,33 @@ class Generator(Protocol):
         tensors and can check the copy against the fingerprint.
         """
         ...
+
+
+class GeneratorWrapper:
+    """A generator around another one. A subclass defines `generate`."""
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the sampled policy."""
+        return self.generator.policy_version
+
+    @property
+    def gives_model_logprobs(self) -> bool:
+        """Whether the wrapped generator returns the model's log-probabilities."""
+        return self.generator.gives_model_logprobs
+
+    @property
+    def exact(self) -> bool:
+        """Whether the wrapped generator's log-probabilities equal the learner's."""
+        return self.generator.exact
+
+    def sleep(self) -> None:
+        """Free the memory that only sampling needs."""
+        self.generator.sleep()
+
+    def load_policy(self, weights: Weights) -> None:
+        """Load weights for all further sampling."""
+        self.generator.load_policy(weights)

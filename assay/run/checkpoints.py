@@ -2,7 +2,7 @@
 
 checkpoints/pinned.json   Steps that retention never removes, with the reason for each step.
 checkpoints/step-000050/
-  manifest.json       Step, size and SHA-256 of every file; written last.
+  manifest.json       Format, step, components, size and SHA-256 of every file; written last.
   model files         Files of the component ``model``: the folder loads as a Hugging Face model.
   learner/  curriculum/  random/  ...   One folder for each other component.
 """
@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from assay.config import CheckpointConfig
-from assay.errors import AssayError, DiskFull, RunError, cause
+from assay.errors import AssayError, DiskFull, RunError, cause, message
 from assay.host.files import has_room, is_disk_full, read_facts, read_json, sync_file, write_json
 from assay.host.removal import is_temporary, move, move_aside, remove_temporary
 
 MANIFEST = "manifest.json"
+FORMAT = 1
+"""Version of a checkpoint's layout, in its manifest. A change that old code cannot read raises it.
+A manifest without a format has format 1."""
 PINNED = "pinned.json"
 _PREFIX = "step-"
 
@@ -120,7 +123,12 @@ class Checkpoints:
         """Load every component from the checkpoint of a step. Raises RunError."""
         # The path is absolute, because learner ranks have another working directory.
         folder = self.path(step).resolve()
-        saved = (read_json(folder / MANIFEST) or {}).get("parts")
+        manifest = read_json(folder / MANIFEST) or {}
+        if (format := manifest.get("format", 1)) != FORMAT:
+            found, accepted = f"format {format}", f"{FORMAT}, the only one of this version of Assay"
+            remedy = "resume with the version that wrote it (environment.json of the run)"
+            raise RunError(message(str(folder / MANIFEST), found, accepted, remedy))
+        saved = manifest.get("parts")
         held = cast("list[Any]", saved) if isinstance(saved, list) else []
         missing = [name for name in sorted(parts) if name not in held]
         if missing:
@@ -159,7 +167,7 @@ class Checkpoints:
         for path in files.values():
             sync_file(path)
         # The manifest is written last, so that a checkpoint with a manifest is complete.
-        manifest = {"step": step, "parts": sorted(parts), "files": described}
+        manifest = {"format": FORMAT, "step": step, "parts": sorted(parts), "files": described}
         write_json(folder / MANIFEST, manifest)
 
     def _sizes(self) -> dict[int, int]:

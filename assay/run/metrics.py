@@ -97,8 +97,12 @@ def _part_metrics(
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))
     for name in parts:
+        # The first tag that names a part counts. A problem that was drawn before a resume may have
+        # no such tag, if the configuration's parts have changed.
         own = [
-            one for one in pairs if next(filter(parts.__contains__, one[0].problem.tags)) == name
+            (group, judged)
+            for group, judged in pairs
+            if next(filter(parts.__contains__, group.problem.tags), None) == name
         ]
         flat = [verdict for _, judged in own for verdict in judged]
         known = [one for one in flat if one.judged]

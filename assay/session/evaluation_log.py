@@ -21,13 +21,12 @@ import numpy as np
 
 from assay.config import SamplingConfig, TrainConfig
 from assay.errors import RunError, message
-from assay.generate.base import Generator
+from assay.generate.base import Generator, GeneratorWrapper
 from assay.generate.oversampling import OversamplingCutoff
 from assay.host.records import as_object, check_regular
 from assay.host.removal import remove_file
 from assay.host.terminal import say
 from assay.model.load import find_parts
-from assay.model.weights import Weights
 from assay.types import Completion, Group, Problem, Prompt
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -123,29 +122,15 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
                 self._size += len(line)
 
 
-class ResumableGenerator:
+class ResumableGenerator(GeneratorWrapper):
     """Wrapper of a generator that logs each completion, and samples only missing ones.
 
     part: name of the problem set; ids are unique only within one problem set.
     """
 
     def __init__(self, generator: Any, log: EvaluationLog, part: str = "") -> None:
-        self.generator, self.log, self.part = generator, log, part
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the sampling policy."""
-        return self.generator.policy_version
-
-    @property
-    def exact(self) -> bool:
-        """Whether the generator's log-probabilities equal the learner's."""
-        return self.generator.exact
-
-    @property
-    def gives_model_logprobs(self) -> bool:
-        """Whether the generator returns the model's log-probabilities."""
-        return self.generator.gives_model_logprobs
+        super().__init__(generator)
+        self.log, self.part, self._render = log, part, generator.render
 
     def generate(
         self,
@@ -160,7 +145,7 @@ class ResumableGenerator:
 
         A completion that a server failed to return is not logged and is sampled again.
         """
-        prompts = {problem.group_id: self.generator.render(problem) for problem in problems}
+        prompts = {problem.group_id: self._render(problem) for problem in problems}
         numbers = range(first_sibling, first_sibling + group_size)
         found: dict[str, Group] = {}
         missing: dict[tuple[int, ...], list[Problem]] = {}
@@ -220,14 +205,6 @@ class ResumableGenerator:
         names = {n: f"{problem.group_id}/{n}" for n in numbers}
         found = {n: self.log.find(self.part, name, prompt) for n, name in names.items()}
         return {n: one for n, one in found.items() if one is not None}
-
-    def sleep(self) -> None:
-        """Free the memory that only sampling needs."""
-        self.generator.sleep()
-
-    def load_policy(self, weights: Weights) -> None:
-        """Load weights for all further sampling."""
-        self.generator.load_policy(weights)
 
 
 def resumable(generator: Generator, log: EvaluationLog | None, part: str = "") -> Generator:

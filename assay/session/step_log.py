@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.config import SamplingConfig
-from assay.generate.base import CompletionLog, Generator
+from assay.generate.base import CompletionLog, Generator, GeneratorWrapper
 from assay.generate.engine import Engine
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.vllm_engine import VllmEngine
@@ -58,32 +58,17 @@ def _are_same(one: Group, other: Group) -> bool:
     )
 
 
-class RunGenerator:
+class RunGenerator(GeneratorWrapper):
     """Generator that reuses logged groups and samples all others, timed as ``time/generate``.
 
     begin_next: callback that starts sampling the next step; called before the update.
     """
 
     def __init__(self, generator: Generator, run: Run) -> None:
-        self.generator = generator
+        super().__init__(generator)
         self._run = run
         self._log = StepLog(run)
         self.begin_next: Callable[[], None] = lambda: None
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the sampling policy."""
-        return self.generator.policy_version
-
-    @property
-    def exact(self) -> bool:
-        """Whether the generator's log-probabilities equal the learner's."""
-        return self.generator.exact
-
-    @property
-    def gives_model_logprobs(self) -> bool:
-        """Whether the wrapped generator returns the model's log-probabilities."""
-        return self.generator.gives_model_logprobs
 
     def generate(
         self,
@@ -160,14 +145,14 @@ class RunGenerator:
 
     def sleep(self) -> None:
         """Put the generator to sleep; with sampling ahead, start sampling the next step."""
-        self.generator.sleep()
+        super().sleep()
         # All groups of the step are complete, so actors can sample the next step during the update.
         self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
         """Load new weights into the generator, timed as ``time/load_policy``."""
         with self._run.phase("load_policy"):
-            self.generator.load_policy(weights)
+            super().load_policy(weights)
 
 
 @contextmanager

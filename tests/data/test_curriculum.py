@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tracemalloc
 from collections import Counter
@@ -391,19 +390,6 @@ def test_a_resumed_curriculum_equals_one_that_never_stopped(tmp_path: Path, kind
         assert whole.metrics() == stopped.metrics()
         retired = max(retired, whole.metrics().get("curriculum/retired", 0.0))
     assert (retired > 0) == MANY[kind].retires
-
-
-def test_a_state_of_before_there_were_other_orders_is_gone_on_with(tmp_path: Path) -> None:
-    old = {"seed": 5, "epoch": 1, "position": 3, "num_problems": 10}
-    old |= {"fingerprint": "29b73134e55a9318", "outcomes": {"p7": [1, 2], "p6": [0, 2]}}
-    (tmp_path / "curriculum.json").write_text(json.dumps(old))
-    curriculum = Curriculum(PROBLEMS, seed=5)
-    curriculum.load_state(tmp_path)
-    assert curriculum.metrics()["curriculum/effective_epochs"] == 1.3
-    assert curriculum.outcomes.passed[[7, 6]].tolist() == [1.0, 0.0]
-    assert curriculum.outcomes.judged[[7, 6]].tolist() == [2.0, 2.0]
-    after = "p2#1 p5#1 p0#1 p9#1 p8#1 p3#1 p1#1 p2#2 p4#2 p0#2 p9#2 p5#2"
-    assert names(curriculum.draw(12)) == after.split()
 
 
 @pytest.mark.parametrize("before", MANY)

@@ -19,7 +19,7 @@ from run_fakes import FakeLearner
 
 from assay.config import CheckpointConfig
 from assay.errors import DiskFull, RunError
-from assay.run.checkpoints import Checkpoints, find_damage, to_drop
+from assay.run.checkpoints import FORMAT, Checkpoints, find_damage, to_drop
 from assay.run.random_state import GlobalRandomState
 
 
@@ -260,6 +260,22 @@ def test_a_damaged_list_of_pins_drops_nothing(tmp_path: Path) -> None:
     (tmp_path / "pinned.json").unlink()
     checkpoints.prune(None)
     assert checkpoints.steps() == [3]
+
+
+def test_a_checkpoint_without_a_format_is_read_and_one_of_a_newer_format_is_refused(
+    tmp_path: Path,
+) -> None:
+    checkpoints, learner = make(tmp_path), FakeLearner()
+    manifest = checkpoints.save(1, {"learner": learner}) / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    assert facts.pop("format") == FORMAT
+    manifest.write_text(json.dumps(facts))
+    checkpoints.restore(1, {"learner": learner})
+    manifest.write_text(json.dumps({**facts, "format": FORMAT + 1}))
+    # A newer checkpoint is not damaged: damaged ones are renamed when a run resumes.
+    assert checkpoints.newest_valid() == (1, [])
+    with pytest.raises(RunError, match=r"manifest\.json: found format 2; accepted: 1, .*; resume"):
+        checkpoints.restore(1, {"learner": learner})
 
 
 @pytest.mark.parametrize("parts", [5, {"a": []}, [["learner"]], None])

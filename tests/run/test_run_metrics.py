@@ -64,6 +64,18 @@ def in_turns(*parts: str) -> Completion:
     return replace(found, text="".join(parts), said=tuple(spans), turn_ends=ends_of_turns)
 
 
+def test_a_group_without_the_tag_of_a_part_counts_for_no_part() -> None:
+    prompt = Prompt("Q", np.zeros(3, np.int32))
+    pairs = [rollout(2, judge(1.0)), rollout(4, judge(0.0))]
+    groups = [
+        Group(replace(make_problem(n), tags=tags), prompt, (completion,))
+        for n, (tags, (completion, _)) in enumerate(zip([("sums",), ("new",)], pairs, strict=True))
+    ]
+    found = rollout_metrics(groups, [(verdict,) for _, verdict in pairs], ["sums", "logic"])
+    assert (found["mixture/sums.passed"], found["mixture/sums.length"]) == (1.0, 2.0)
+    assert not any(name.startswith(("mixture/logic", "mixture/new")) for name in found)
+
+
 def test_calls_that_no_parser_reads_are_counted_in_results_only() -> None:
     unread = f"\n{UNREAD_CALL}no call: it is no JSON value\n"
     completions = [
