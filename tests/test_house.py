@@ -403,16 +403,6 @@ def eager_imports(tree: ast.Module) -> Iterator[str]:
 # names.
 SENT = {"standard_names", "stand_ins", "test_process"}
 
-# Modules of Triton kernels, which themselves are imported inside functions only.
-KERNELS = {"assay/generate/triton_decode.py", "assay/generate/fused.py"}
-
-
-def test_modules_of_kernels_are_imported_where_they_are_used() -> None:
-    modules = {module_of(ROOT / name) for name in KERNELS}
-    for name in set(named(python_files("assay"))) - KERNELS:
-        top = ast.Module([n for n in tree_of(ROOT / name).body if "Import" in type(n).__name__], [])
-        assert not imported_modules(top, modules), name
-
 
 def test_only_core_dependencies_are_imported_at_load() -> None:
     distributions = packages_distributions()
@@ -422,8 +412,6 @@ def test_only_core_dependencies_are_imported_at_load() -> None:
         known = {"assay", "__future__"}
         if name in {f"assay/verify/programs/{each}.py" for each in SENT}:
             known |= SENT
-        if name in KERNELS:
-            known |= {"triton"}
         for package in set(eager_imports(tree_of(ROOT / name))) - known:
             owners = {canonicalize_name(owner) for owner in distributions.get(package, [])}
             if package not in sys.stdlib_module_names and not owners & core:

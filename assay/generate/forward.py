@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from assay.errors import ModelError, message
 from assay.generate.captured import CapturedForward
 from assay.generate.compiled import CompiledForward
+from assay.generate.fused import FusedForward
 from assay.generate.fused_cache import has_triton
 from assay.generate.kv_cache import (
     BLOCK,
@@ -340,7 +341,7 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
     if kind == "cpu":
         fast += [lambda packed=packed: CompiledForward(model, packed) for packed in (True, False)]
     elif kind == "cuda" and has_triton():
-        fast.append(lambda: _fused(model))
+        fast.append(lambda: FusedForward(model))
     for sharing in (True, False) if shared else (False,):
         if kind == "cuda":
             fast.append(lambda sharing=sharing: CapturedForward(model, sharing))
@@ -357,12 +358,6 @@ def ways_through(model: nn.Module, num_slots: int) -> tuple[Callable[[], Forward
         lambda: ModuleForward(model, by_blocks=False, in_blocks=False),
         lambda: OwnCacheForward(model),
     )
-
-
-def _fused(model: nn.Module) -> Forward:
-    from assay.generate.fused import FusedForward
-
-    return FusedForward(model)
 
 
 def shares_prompts(model: nn.Module, num_slots: int) -> bool:

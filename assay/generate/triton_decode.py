@@ -1,24 +1,23 @@
 """Triton kernels of a decoding step: norms, gates, rotary embedding and decoding attention.
 
-Only the fused decoder imports this module, because Triton comes only with CUDA builds of torch.
 Every sum has a fixed order and a fixed shape that does not depend on the number of rows or on the
 extent of the step. A completion's bits are therefore independent of the rest of the batch.
 Arithmetic is in float32. Results are rounded at the same points as in the modules, which gives the
 learner's bits in bfloat16.
 """
 
-# pyright: reportIndexIssue=false
-# Kernels have the type Any, because function types do not support the launch as kernel[grid](...).
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
+
+from assay.model.triton_jit import kernel, power_of_two
+
+if TYPE_CHECKING:
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 Norm = tuple[Tensor, float]
 
@@ -37,7 +36,7 @@ LEAST = 16
 CHUNK = 1024
 
 
-@triton.jit
+@kernel()
 def add_norm_kernel(
     hidden,
     added,
@@ -65,7 +64,7 @@ def add_norm_kernel(
     tl.store(normed + at, result.to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel()
 def gate_kernel(gate_up, result, WIDTH: tl.constexpr, SIZE: tl.constexpr):
     """result = silu(gate) * up, for rows that hold gate and up."""
     row = tl.program_id(0).to(tl.int64)
@@ -78,8 +77,7 @@ def gate_kernel(gate_up, result, WIDTH: tl.constexpr, SIZE: tl.constexpr):
     tl.store(result + row * WIDTH + columns, gated.to(result.dtype.element_ty), mask=inside)
 
 
-# By default Triton compiles a kernel again for integers that are 1 or multiples of 16.
-@triton.jit(do_not_specialize=["slot_stride", "head_stride"])
+@kernel("slot_stride", "head_stride")
 def rotate_kernel(
     fused,
     positions,
@@ -154,7 +152,7 @@ def rotate_kernel(
     tl.store(keys + target + WIDTH // 2, right.to(kind), mask=is_key)
 
 
-@triton.jit
+@kernel()
 def _attend_part(
     query,
     keys,
@@ -208,7 +206,7 @@ def _attend_part(
     tl.store(marks + number * 2 + 1, total, mask=real)
 
 
-@triton.jit(do_not_specialize=["layer", "capacity", "prompt_splits", "num_splits"])
+@kernel("layer", "capacity", "prompt_splits", "num_splits")
 def attend_kernel(
     fused,
     positions,
@@ -274,7 +272,7 @@ def attend_kernel(
                          QUERY_SIZE, WIDTH, WIDTH_SIZE, SPLIT, TILE, DOT)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["prompt_splits", "num_splits"])
+@kernel("prompt_splits", "num_splits")
 def combine_kernel(
     positions,
     prompt_lengths,
@@ -325,8 +323,9 @@ def add_norm(hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
     weight, epsilon = norm
     normed = torch.empty_like(hidden)
     width = hidden.shape[1]
-    size = triton.next_power_of_2(width)
-    add_norm_kernel[(len(hidden),)](
+    size = power_of_two(width)
+    add_norm_kernel(
+        len(hidden),
         hidden,
         hidden if added is None else added,
         weight,
@@ -344,8 +343,8 @@ def gated(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     result = gate_up.new_empty(rows, width)
-    grid = (rows, triton.cdiv(width, CHUNK))
-    gate_kernel[grid](gate_up, result, WIDTH=width, SIZE=CHUNK, num_warps=4)
+    grid = (rows, -(-width // CHUNK))
+    gate_kernel(grid, gate_up, result, WIDTH=width, SIZE=CHUNK, num_warps=4)
     return result
 
 
@@ -394,7 +393,8 @@ def rotate(
     """
     (query_norm, query_epsilon), (key_norm, key_epsilon) = heads.norms or ((fused, 0.0),) * 2
     num_heads = heads.num_queries + 2 * heads.num_keys
-    rotate_kernel[(len(fused),)](
+    rotate_kernel(
+        len(fused),
         fused,
         positions,
         positions if lengths_S is None else lengths_S,
@@ -408,9 +408,9 @@ def rotate(
         key_epsilon,
         QUERIES=heads.num_queries,
         KEYS=heads.num_keys,
-        HEADS_SIZE=triton.next_power_of_2(num_heads),
+        HEADS_SIZE=power_of_two(num_heads),
         WIDTH=heads.width,
-        HALF=triton.next_power_of_2(heads.width // 2),
+        HALF=power_of_two(heads.width // 2),
         NORMED=heads.norms is not None,
         AFTER_PROMPT=lengths_S is not None,
         num_warps=4 if num_heads * heads.width < 4096 else 8,
@@ -440,10 +440,11 @@ def attend(
         "HEADS": heads.num_keys,
         "QUERIES": queries,
         "WIDTH": width,
-        "WIDTH_SIZE": max(triton.next_power_of_2(width), LEAST),
+        "WIDTH_SIZE": max(power_of_two(width), LEAST),
         "SPLIT": SPLIT,
     }
-    attend_kernel[(programs, rows.num_splits)](
+    attend_kernel(
+        (programs, rows.num_splits),
         fused,
         rows.positions_S,
         rows.prompts_S,
@@ -456,14 +457,15 @@ def attend(
         stores[0].shape[2],
         rows.prompt_splits,
         rows.num_splits,
-        QUERY_SIZE=max(triton.next_power_of_2(queries), LEAST),
+        QUERY_SIZE=max(power_of_two(queries), LEAST),
         PADDED=PADDED,
         TILE=TILE,
         DOT=dot_type(fused),
         num_warps=4,
         **sizes,
     )
-    combine_kernel[(programs, queries)](
+    combine_kernel(
+        (programs, queries),
         rows.positions_S,
         rows.lengths_S,
         sums,
@@ -480,6 +482,8 @@ def attend(
 def dot_type(fused: Tensor) -> Any:
     """Return the number type of matrix products: the tensors' own type, or float32 in Triton's
     interpreter."""
+    import triton.language as tl  # pyright: ignore[reportMissingImports]
+
     # Triton's interpreter stores bfloat16 as bits, and would multiply the bits as integers.
     if fused.device.type == "cpu":
         return tl.float32

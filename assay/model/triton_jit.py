@@ -21,7 +21,7 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class Kernel:
-    """A Triton kernel. Calling it launches ``grid`` programs.
+    """A Triton kernel. Calling it launches a grid of programs; another kernel may also call it.
 
     varying: integer arguments that differ between most calls. Triton compiles a kernel again for an
     integer argument that is 1 or a multiple of 16. Triton never specializes a kernel on an argument
@@ -44,21 +44,33 @@ class Kernel:
         """The function, with Triton's language in its globals under the name ``tl``."""
         import triton.language  # pyright: ignore[reportMissingImports]
 
-        self.function.__globals__["tl"] = triton.language
+        module = self.function.__globals__
+        module["tl"] = triton.language
+        # Triton looks up the kernels that a kernel calls by their global names.
+        for name in self.function.__code__.co_names:
+            if isinstance(inner := module.get(name), Kernel):
+                module[name] = inner.compiled
         return self.function
 
-    def __call__(self, grid: int, *arguments: Tensor | float | None, **sizes: Any) -> None:
-        """Launch the kernel. sizes: the kernel's compile-time constants, and Triton's options."""
+    def __call__(
+        self, grid: int | tuple[int, ...], *arguments: Tensor | float | None, **sizes: Any
+    ) -> None:
+        """Launch the kernel.
+
+        grid: number of programs, along each axis. sizes: the kernel's compile-time constants, and
+        Triton's options.
+        """
+        grid = grid if isinstance(grid, tuple) else (grid,)
         device = next(one.device for one in arguments if isinstance(one, Tensor))
         # CUDA rejects the launch of an empty grid, so an empty grid is not launched.
-        if not grid:
+        if not all(grid):
             return
         # Triton launches on the current device, so the tensors' device is made the current device.
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self.compiled[(grid,)](*arguments, **sizes)
+                self.compiled[grid](*arguments, **sizes)
         else:
-            self.compiled[(grid,)](*arguments, **sizes)
+            self.compiled[grid](*arguments, **sizes)
 
 
 def kernel(*varying: str) -> Callable[[Callable[..., None]], Kernel]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -66,7 +67,7 @@ def compile_all(capability: int) -> int:
 
     JITFunction.run = compiled
     # On a CPU products would be in float32, as in the interpreter.
-    kernels.dot_type = lambda fused: getattr(kernels.tl, str(fused.dtype).removeprefix("torch."))
+    kernels.dot_type = lambda fused: getattr(tl, str(fused.dtype).removeprefix("torch."))
     for shape in ((64, 7, False), (128, 4, True), (80, 1, False)):
         launches(torch.bfloat16, *shape)
     launches(torch.float32, 64, 2, True)

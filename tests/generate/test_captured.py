@@ -228,7 +228,7 @@ def no_triton(model: Any) -> Any:
 def test_captured_steps_on_a_device_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for shared in (True, False):
         monkeypatch.setattr(forward_module, "SHARED_FROM_MIB", 0 if shared else 64)
-        monkeypatch.setattr(forward_module, "_fused", no_triton)
+        monkeypatch.setattr(forward_module, "FusedForward", no_triton)
         model = tiny_model().to("cuda")
         engine = engine_of(model, eos_ids=EARLY)
         assert engine.path == "captured", engine._choice.reasons
