@@ -37,7 +37,6 @@ _SEARCH, _MIDDLE, _REPLACE = (
 # A path on a line, possibly with markup: "### `calc.py`:", "**calc.py**", "File: calc.py".
 _NAMED = re.compile(r"(?:#{1,6} +|(?:[Ff]ile|[Pp]ath): *)?[*`]{0,3}([^\s*`]+?)[*`]{0,3}:?")
 _NO_NEWLINE = "\\ No newline at end of file"
-_SKIPPED = ("diff ", "index ", "new file mode", "deleted file mode", "old mode", "new mode")
 # Renames and binary files are refused, because the tree has only texts by path.
 _REFUSED = ("rename ", "copy ", "similarity ", "GIT binary", "Binary files")
 
