@@ -1,4 +1,4 @@
-"""Example inputs for a program: from tests, a function signature, a model's reply or a text."""
+"""Read example inputs and comparisons of a program from its tests or from a model's reply."""
 
 from __future__ import annotations
 
@@ -7,28 +7,18 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
-from random import Random
 from typing import Any
 
-from assay.curation.inputs import Arguments, Reach, call_arguments
+from assay.curation.inputs import Arguments, call_arguments
 from assay.verify.programs.program import parse
 from assay.verify.programs.spec import CodeTest
 
-NUM_SEEDS = 8
 # Parameter name of the function in HumanEval's check code.
 CANDIDATE = "candidate"
 _NEAR = {"abs", "isclose", "math.isclose", "approx", "pytest.approx", "np.isclose", "allclose"}
 _TOLERANCES = {"rel_tol": "rel", "rel": "rel", "rtol": "rel"}
 _TOLERANCES |= {"abs_tol": "abs", "abs": "abs", "atol": "abs"}
 _FENCED = re.compile(r"^(```+)[^\n]*\n(.*?)^\1", re.DOTALL | re.MULTILINE)
-_ATOMS: dict[str, list[Any]] = {
-    "int": [0, 1, 2, 3, 7, 12, -1],
-    "float": [0.0, 0.5, 1.0, 2.5, -1.5],
-    "str": ["", "a", "abc", "Hello world", "aab", "12"],
-    "bool": [True, False],
-    "None": [None],
-}
-_KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "set": set}
 
 
 def examples_of(tests: Sequence[CodeTest], names: Collection[str]) -> list[Arguments | str]:
@@ -133,70 +123,6 @@ def suggested(text: str, names: Collection[str], takes_text: bool) -> list[Argum
         tree = parse(line.strip().lstrip("-*0123456789.) ").strip("`"))[0]
         found += _calls(tree, names) if tree else []
     return found
-
-
-def seeds(tree: ast.Module, name: str, rng: Random) -> list[Arguments | str]:
-    """Return random inputs of the annotated types; [] if a parameter has no known type."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            needed = node.args.posonlyargs + node.args.args
-            try:
-                return [
-                    {place: _of_type(each.annotation, rng) for place, each in enumerate(needed)}
-                    for _ in range(NUM_SEEDS)
-                ]
-            except LookupError:
-                return []
-    return []
-
-
-def _of_type(node: ast.expr | None, rng: Random) -> Any:
-    """Return a random value of an annotated type. Raises LookupError for an unknown type."""
-    match node:
-        # A quoted annotation, such as "list[int]".
-        case ast.Constant(str(text)):
-            return _of_type(ast.parse(text, mode="eval").body, rng)
-        case ast.BinOp(one, ast.BitOr(), other):
-            return _of_type(rng.choice((one, other)), rng)
-        case ast.Subscript(ast.Name(name) | ast.Attribute(attr=name), inner):
-            inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
-            kind, size = name.lower(), rng.randint(0, 4)
-            if kind in _KINDS:
-                return _KINDS[kind](_of_type(inside[0], rng) for _ in range(size))
-            if kind == "dict":
-                return {_of_type(inside[0], rng): _of_type(inside[1], rng) for _ in range(size)}
-            # A tuple of any length, such as tuple[int, ...].
-            if kind == "tuple" and isinstance(inside[-1], ast.Constant):
-                return tuple(_of_type(inside[0], rng) for _ in range(size))
-            if kind == "tuple":
-                return tuple(_of_type(each, rng) for each in inside)
-            if kind in ("optional", "union"):
-                return _of_type(rng.choice(inside), rng)
-            raise LookupError(name)
-        case ast.Name(name) | ast.Attribute(attr=name):
-            return rng.choice(_ATOMS[name])
-        case ast.Constant(None):
-            return None
-        case _:
-            raise LookupError("no type")
-
-
-def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
-    """Return a mutated standard input: some numbers and words change, but not the line count."""
-    lines = rng.choice(texts).split("\n")
-    numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
-    low, high = min(numbers, default=0), max(numbers, default=0)
-    low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
-    # The first of several lines is unchanged, because this line often counts the other lines.
-    places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
-    for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
-        words = lines[place].split(" ")
-        which = rng.randrange(len(words))
-        word = words[which]
-        is_number = re.fullmatch(r"-?\d{1,18}", word)
-        new = str(rng.randint(low, high)) if is_number else "".join(rng.sample(word, len(word)))
-        lines[place] = " ".join([*words[:which], new, *words[which + 1 :]])
-    return "\n".join(lines)
 
 
 def call_of(given: Arguments) -> str:

@@ -14,16 +14,21 @@ from pydantic import Field
 from assay.config.section import Count, Natural, Rate, Seed, Text
 from assay.curation.examples import (
     call_of,
-    changed_text,
     examples_of,
     is_literal,
     lenient_comparison,
     programs_in,
-    seeds,
     suggested,
     tolerances,
 )
-from assay.curation.inputs import Arguments, Fuzzer, Reach, call_arguments
+from assay.curation.inputs import (
+    Arguments,
+    Fuzzer,
+    Reach,
+    call_arguments,
+    changed_text,
+    seeds,
+)
 from assay.curation.mutants import mutants
 from assay.curation.output import StageSettings
 from assay.types import Completion, Problem

@@ -1,13 +1,16 @@
-"""Generate inputs for programs under test by mutating examples within their common properties.
+"""Generate inputs for programs under test: of annotated types, or by mutating examples.
 
 Functions have preconditions that are not written in the data. For example, a list argument is
 sorted, or the second argument is the length of the first argument. Properties that all examples
 have in common are therefore preserved, as Daikon infers invariants. Values are mutated by type, as
-in EvalPlus (arXiv 2305.01210).
+in EvalPlus (arXiv 2305.01210). A program without examples starts from random inputs of its
+annotated types.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, permutations
@@ -20,12 +23,21 @@ Path: TypeAlias = tuple[int | str, ...]
 """Position of a nested value: its argument, then the type name at each nesting level."""
 Reach = Literal["near", "far"]
 
+NUM_SEEDS = 8
 TRIES = 30
 # Maximum size of the pool of inputs to mutate, per example.
 MAX_WIDER = 5
 FAR_CHARACTERS = "aZ09 .,-_()"
 LOOSE = {"bounds", "length", "filled", "upper", "lower", "letters", "digits", "title"}
 """Properties that the reach ``far`` does not preserve."""
+_ATOMS: dict[str, list[Any]] = {
+    "int": [0, 1, 2, 3, 7, 12, -1],
+    "float": [0.0, 0.5, 1.0, 2.5, -1.5],
+    "str": ["", "a", "abc", "Hello world", "aab", "12"],
+    "bool": [True, False],
+    "None": [None],
+}
+_KINDS: dict[str, type] = {"list": list, "sequence": list, "iterable": list, "set": set}
 
 
 def call_arguments(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> Arguments:
@@ -273,3 +285,67 @@ def _is_in(one: Any, other: Any) -> bool:
     except TypeError:
         # Membership in a set or dict requires a hashable value, and a list is not hashable.
         return False
+
+
+def seeds(tree: ast.Module, name: str, rng: Random) -> list[Arguments | str]:
+    """Return random inputs of the annotated types; [] if a parameter has no known type."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            needed = node.args.posonlyargs + node.args.args
+            try:
+                return [
+                    {place: _of_type(each.annotation, rng) for place, each in enumerate(needed)}
+                    for _ in range(NUM_SEEDS)
+                ]
+            except LookupError:
+                return []
+    return []
+
+
+def _of_type(node: ast.expr | None, rng: Random) -> Any:
+    """Return a random value of an annotated type. Raises LookupError for an unknown type."""
+    match node:
+        # A quoted annotation, such as "list[int]".
+        case ast.Constant(str(text)):
+            return _of_type(ast.parse(text, mode="eval").body, rng)
+        case ast.BinOp(one, ast.BitOr(), other):
+            return _of_type(rng.choice((one, other)), rng)
+        case ast.Subscript(ast.Name(name) | ast.Attribute(attr=name), inner):
+            inside = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            kind, size = name.lower(), rng.randint(0, 4)
+            if kind in _KINDS:
+                return _KINDS[kind](_of_type(inside[0], rng) for _ in range(size))
+            if kind == "dict":
+                return {_of_type(inside[0], rng): _of_type(inside[1], rng) for _ in range(size)}
+            # A tuple of any length, such as tuple[int, ...].
+            if kind == "tuple" and isinstance(inside[-1], ast.Constant):
+                return tuple(_of_type(inside[0], rng) for _ in range(size))
+            if kind == "tuple":
+                return tuple(_of_type(each, rng) for each in inside)
+            if kind in ("optional", "union"):
+                return _of_type(rng.choice(inside), rng)
+            raise LookupError(name)
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return rng.choice(_ATOMS[name])
+        case ast.Constant(None):
+            return None
+        case _:
+            raise LookupError("no type")
+
+
+def changed_text(texts: Sequence[str], reach: Reach, rng: Random) -> str:
+    """Return a mutated standard input: some numbers and words change, but not the line count."""
+    lines = rng.choice(texts).split("\n")
+    numbers = [int(each) for text in texts for each in re.findall(r"-?\d+", text)]
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    low, high = (low, high) if reach == "near" else (min(low, -high), 2 * high)
+    # The first of several lines is unchanged, because this line often counts the other lines.
+    places = [n for n, line in enumerate(lines) if line.strip() and (n or len(lines) < 3)]
+    for place in rng.choices(places, k=rng.randint(1, 3)) if places else ():
+        words = lines[place].split(" ")
+        which = rng.randrange(len(words))
+        word = words[which]
+        is_number = re.fullmatch(r"-?\d{1,18}", word)
+        new = str(rng.randint(low, high)) if is_number else "".join(rng.sample(word, len(word)))
+        lines[place] = " ".join([*words[:which], new, *words[which + 1 :]])
+    return "\n".join(lines)
