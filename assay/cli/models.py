@@ -145,7 +145,8 @@ def compare(
         typer.Argument(metavar="B", help="Model B, or such a file, tested against A."),
     ],
     problems: Annotated[
-        list[str] | None, typer.Option(help="Source of problems for the comparison. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Source of problems. Repeatable; two files need none."),
     ] = None,
     out_of_domain: Annotated[
         list[str] | None,

@@ -97,8 +97,7 @@ def _part_metrics(
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))
     for name in parts:
-        # The first tag that names a part counts. A problem that was drawn before a resume may have
-        # no such tag, if the configuration's parts have changed.
+        # The first tag that names a part counts. A group may have none: a resume may change parts.
         own = [
             (group, judged)
             for group, judged in pairs
