@@ -201,5 +201,6 @@ class Job:
         self._parts[index][sibling] = part
         self.num_missing -= 1
         if part is not NOT_ASKED:
-            accepted = part.accepted if index in self.sum.later else None
+            is_later = index in self.sum.later
+            accepted = self.sum.accepts_later(index, part) if is_later else None
             self.count(self.sum.verifiers[index].name, part, hit, accepted)

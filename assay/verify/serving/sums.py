@@ -167,6 +167,14 @@ class Sum:
         """Whether the verifier at a place of a term accepts, after its gate."""
         return _through(part, self.terms[number].thresholds[place]).accepted
 
+    def accepts_later(self, index: int, part: Part) -> bool:
+        """Whether a verifier accepts as a later alternative of a term, after its gate."""
+        return any(
+            self.accepts(number, chain.index(index), part)
+            for number, chain in enumerate(self.chains)
+            if index in chain[1:]
+        )
+
     def _part_of(self, number: int, parts: Sequence[Part]) -> Part:
         """Return the part of a term, which combines the parts of its verifiers after their gates.
 

@@ -174,6 +174,14 @@ def test_the_gated_alternative_decides_who_is_asked_next() -> None:
     assert "threaded" in verdicts[0].components, "1 is below the gate, so the next one is asked"
 
 
+def test_the_count_of_rescues_is_that_after_the_gate() -> None:
+    with VerifierService("math|inlined>=2", num_workers=1) as service:
+        (verdict,) = service.judge([group_of(["good"], answer="5")])[0]
+        found = service.stats["verifiers"]["inlined"]
+    assert (found["asked"], found["accepted"]) == (1, 0)
+    assert (verdict.status, verdict.components["inlined.rescued"]) == ("failed", 0.0)
+
+
 def test_a_gate_bounds_an_unbounded_verifier() -> None:
     assert sum_of("math + a.b:c*0.1").warnings() == []
     wide = Verifier("c", 1, print, bounds=None)
