@@ -199,7 +199,7 @@ def label(
     waiting = [row for row in rows if row["label"] is None]
     if not waiting:
         found = f"{len(rows)} rows, none without a label"
-        accepted = "a queue: assay run audit RUN --second VERIFIER fills it"
+        accepted = "a queue: assay run audit RUN fills it, from [audit] or with --second VERIFIER"
         raise RunError(message(f"assay run audit {folder} --label", found, accepted))
     answers = {one[0]: one for one in LABELS} | {one: one for one in LABELS}
     for number, row in enumerate(waiting, 1):

@@ -8,6 +8,7 @@ import pytest
 
 from assay.reward_models.steps import Places, split_steps
 from assay.types import Completion, Problem, ThinkFormat
+from studies import audit_rates
 from studies.chain_steps import judge_steps
 from studies.overoptimization import best_of_n, divergence
 from studies.pools import flipped, pairs
@@ -86,3 +87,11 @@ def test_pairs_are_right_and_wrong_of_one_problem() -> None:
         {**found[0], "chosen": found[0]["rejected"], "rejected": "a0"}
     ]
     assert flipped(found, 0.0, 0) == found
+
+
+def test_false_accept_finds_a_verifier_that_is_exploited_and_is_silent_about_an_honest_one() -> (
+    None
+):
+    assert not any(audit_rates.honest_run((0.05, 0.1, 2000, 200, number)) for number in range(2))
+    found = audit_rates.exploited_run((0.6, 0.1, 0))
+    assert 66 < found < 134, "while the overruled share rises"
