@@ -26,6 +26,7 @@ Build = Callable[[Ranks], Any]
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    pipe.send("ready")
     while (asked := pipe.recv()) is not None:
         build, file, rank, size = asked
         said = ""
@@ -57,6 +58,7 @@ class RankProcesses:
             process.start()
             self.pipes.append(mine)
             self.processes.append(process)
+        self._starting = {*self.pipes}
 
     def open(self, build: Build, settings: ScaleConfig, device: str, stack: ExitStack) -> Ranks:
         """Do what `assay.scale.learner_ranks.open_ranks` does, without Ray."""
@@ -80,6 +82,10 @@ class RankProcesses:
     def _join(self, build: Build, size: int, folder: Path) -> Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         file = str(folder / f"meeting-{size}-{len(os.listdir(folder))}")
+        for pipe in self._starting & {*self.pipes[: size - 1]}:
+            # A busy machine takes a minute to import torch.
+            assert pipe.poll(5 * PATIENCE) and pipe.recv() == "ready"
+            self._starting.remove(pipe)
         for rank, pipe in enumerate(self.pipes[: size - 1], 1):
             pipe.send((build, file, rank, size))
         return Ranks.join(FileStore(file, size), 0, size, PATIENCE, "cpu")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from assay.config.section import NonNegative, Positive, Section, Text
-from assay.errors import message
 
 Actors = Annotated[int, Field(ge=1, le=1024)]
 
@@ -35,6 +33,11 @@ class ScaleConfig(Section):
     """Number of processes that share the forward and backward passes of every update, including the
     command. Each process has a copy of the model and of the optimizer state, and computes its share
     of the groups. Ranks work only on CPUs. None: only the command learns."""
+    shard: bool = False
+    """Divide weights, gradients and optimizer state among the learner ranks (FSDP2). Supported in
+    [rl] and [sft], for training all weights of a model in float32 or bfloat16. The command also
+    keeps a whole copy of the weights, from which it samples. ``false``: every rank holds
+    everything."""
     teacher_actors: Actors | None = None
     """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. A
     teacher actor returns the `distill.keep_top` most probable tokens. The divergence is computed
@@ -88,26 +91,3 @@ class ScaleConfig(Section):
     def num_sampling(self) -> int:
         """Number of actors that sample or judge completions."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)
-
-    def clashes(self, stage: str, samples: bool, groups: tuple[int, str] | None) -> Iterator[str]:
-        """Yield a message for each setting that a training stage does not support.
-
-        samples: whether the stage samples completions. groups: the most groups of an optimizer
-        step, and the key that sets this number; None: steps have a number of tokens.
-        """
-        if self.num_sampling and not samples:
-            accepted = "actors where a run samples completions, as in [rl]"
-            yield message("scale", f"actors in a run of [{stage}]", accepted, "remove it")
-        if self.generator != "engine" and not samples:
-            found = f'"{self.generator}" in a run of [{stage}]'
-            yield message("scale.generator", found, '"engine"')
-        if self.num_followers and groups is not None and (self.learner_ranks or 1) > groups[0]:
-            accepted = f"at most {groups[0]}, the groups of an optimizer step"
-            remedy = f"raise {groups[1]}, or start fewer ranks"
-            yield message("scale.learner_ranks", self.learner_ranks, accepted, remedy)
-        # A single process cannot sample and learn at the same time, so sampling ahead needs actors.
-        if self.steps_ahead and self.rollout_actors is None:
-            accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
-            yield message("scale.steps_ahead", self.steps_ahead, accepted)
-        if self.steps_ahead and stage != "rl":
-            yield message("scale.steps_ahead", self.steps_ahead, "0 in a stage other than [rl]")

@@ -22,6 +22,7 @@ from assay.config.mixture_clashes import clashes_of_mixture
 from assay.config.preference import PreferenceConfig
 from assay.config.reward_model import RewardModelConfig
 from assay.config.scale import ScaleConfig
+from assay.config.scale_clashes import clashes_of_scale
 from assay.config.section import COOLEST, HOTTEST, MOST, Section
 from assay.config.server import ServerConfig
 from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTConfig
@@ -179,17 +180,6 @@ class TrainConfig(Section):
         if self.distill is not None and not self.distill.traces:
             return self.distill
         return self.rl
-
-    @property
-    def groups_a_step(self) -> tuple[int, str] | None:
-        """The most groups of an optimizer step, and the key that sets this number. None: steps
-        have a number of tokens."""
-        sizes = {"reward_model": "rows_per_step", "preference": "pairs_per_step"}
-        key = "num_prompts" if self.drawing is not None else sizes.get(self.stage)
-        if key is None:
-            return None
-        number = getattr(getattr(self, self.stage), key)
-        return number // (self.rl.num_minibatches if self.rl else 1), f"{self.stage}.{key}"
 
     @model_validator(mode="after")
     def _sections_agree(self) -> TrainConfig:
@@ -406,7 +396,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         accepted = "none in a run of [reward_model], whose model is trained whole"
         yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
     yield from _clashes_of_teacher(config)
-    yield from config.scale.clashes(config.stage, config.drawing is not None, config.groups_a_step)
+    yield from clashes_of_scale(config)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)
     missing = remedy = ""
     if config.evaluation.every is None:

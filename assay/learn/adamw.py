@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from assay.config import OptimizerConfig
@@ -42,7 +42,7 @@ class AdamW:
     num_steps: number of steps taken by each parameter.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], config: OptimizerConfig) -> None:
         self.parameters = parameters
         self.config = config
         self.state: State = {}

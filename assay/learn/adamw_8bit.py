@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.config import OptimizerConfig
 from assay.errors import MissingExtra
@@ -21,7 +21,7 @@ class AdamW8bit:
     bitsandbytes is not installed.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], config: OptimizerConfig) -> None:
         try:
             bitsandbytes: Any = importlib.import_module("bitsandbytes")
         except ImportError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # In elements. Tensors at multiples of this offset never share a cache line.
 ALIGNMENT = 64
@@ -19,7 +19,7 @@ class Arena:
     fragment memory.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._places: dict[str, tuple[torch.device, int]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,7 @@ class Optimizer:
     stage: training stage, which determines the default learning rate if ``config`` has none. The
     attribute ``config`` contains the learning rate in use.
     ranks: learner ranks whose gradients are summed at each step.
+    trained: tensors to step, by name; None: the model's trainable parameters.
 
     Raises ModelError if no parameter is trainable, and MissingExtra if 8-bit AdamW is not
     installed.
@@ -82,13 +84,15 @@ class Optimizer:
         total_steps: int,
         stage: str = "rl",
         ranks: Ranks = ALONE,
+        trained: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.ranks = ranks
         peak = peak_learning_rate(config, stage, model)
         self.config = config.model_copy(update={"learning_rate": peak})
         self.total_steps = total_steps
         self.num_steps = 0
-        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.trained: Mapping[str, Tensor] = found if trained is None else trained
         if not self.trained:
             raise ModelError(
                 message("model", "no trainable parameter", "at least one", "unfreeze some")
@@ -154,7 +158,7 @@ class Optimizer:
         learning_rate = self.learning_rate
         gradients = self.summed_gradients()
         # The gradient norm is the only number of a step for which the host waits.
-        norm = nn.utils.get_total_norm(gradients.values()).cpu()
+        norm = self.norm(gradients).cpu()
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
         if not skipped:
@@ -164,6 +168,10 @@ class Optimizer:
             self.num_steps += 1
         self.zero_grad()
         return StepReport(grad_norm, learning_rate, skipped)
+
+    def norm(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm of all gradients."""
+        return nn.utils.get_total_norm(gradients.values())
 
     def summed_gradients(self) -> dict[str, Tensor]:
         """Return the gradients, summed over the learner ranks."""
@@ -192,13 +200,7 @@ class Optimizer:
         The file is ``optimizer.safetensors``. Tensors are written from their memory, without a
         copy.
         """
-        state, plain = self.rule.save()
-        tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
-        # A single metadata key, because safetensors writes several keys in arbitrary order.
-        # Equal states must give equal files.
-        state_of_all = {"num_steps": self.num_steps, "plain": plain}
-        metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
-        save_file(_without_sharing(tensors), folder / STATE_FILE, metadata=metadata)
+        write_state(folder / STATE_FILE, *self.rule.save(), self.num_steps)
 
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit.
@@ -245,6 +247,27 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[key] = tensor.detach().clone() if address in seen else tensor.detach()
         seen.add(address)
     return apart
+
+
+def write_state(file: Path, state: State, plain: Plain, num_steps: int) -> None:
+    """Write a state: tensors by parameter and key, the other values, and the number of steps."""
+    tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
+    # A single metadata key, because safetensors writes several keys in arbitrary order.
+    # Equal states must give equal files.
+    state_of_all = {"num_steps": num_steps, "plain": plain}
+    metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
+    save_file(_without_sharing(tensors), file, metadata=metadata)
+
+
+def described_state(file: Path) -> tuple[set[str], Plain, int]:
+    """Return (names of parameters, the other values, number of steps), without the tensors."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            state = json.loads(opened.metadata()["state"])
+            names = {key.rpartition("|")[0] for key in opened.keys()}  # noqa: SIM118 (no dict)
+        return names, state["plain"], state["num_steps"]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RunError(message(str(file), error, "the file of an earlier save")) from error
 
 
 def _read_state(file: Path) -> tuple[State, Plain, int]:

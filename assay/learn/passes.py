@@ -18,6 +18,7 @@ from assay.errors import ModelError, RunError, message
 from assay.host.clock import PhaseClock
 from assay.learn.optimizer import Optimizer
 from assay.learn.ranks import ALONE, Ranks, call_on_all_ranks
+from assay.learn.sharding import Shards
 from assay.model.allocator import Holes, out_of_memory_names
 from assay.model.decoder import hidden_states
 from assay.model.determinism import fixed_order
@@ -42,6 +43,8 @@ SHARED_CALLS = (
     "look",
     "scores",
 )
+# Names of further methods that all ranks run if the weights are sharded.
+SHARDED_CALLS = ("gather", "save_state")
 # Number of elements per parameter in the checksum of `PassesLearner.digest`.
 DIGESTED = 16
 
@@ -56,6 +59,8 @@ class Passes:
     tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint
         supports `load_state` only.
     ranks: the learner ranks that share the passes.
+    shards: the rows of the policy's weights that this rank holds; None: every rank holds all. The
+        layout is then plain, without the lean path.
     """
 
     def __init__(
@@ -71,13 +76,15 @@ class Passes:
         activation_checkpointing: bool = False,
         tokenizer: Any = None,
         ranks: Ranks = ALONE,
+        shards: Shards | None = None,
     ) -> None:
         self.policy = model
         self.optimizer = optimizer
         self.section = section
         self.temperature = temperature
-        self.layout: Layout = layout
-        self.lean = lean
+        self.layout: Layout = layout if shards is None else "plain"
+        self.lean = lean and shards is None
+        self.shards = shards
         self.tokenizer = tokenizer
         self.ranks = ranks
         self.max_tokens = micro_batch_tokens(max_tokens_per_micro_batch, self.device.type)
@@ -131,6 +138,16 @@ class Passes:
         target: distributions for a divergence.
         """
         self._return_holes(micro_batch)
+        if self.shards is not None:
+            return self.shards.stats(
+                token_logprobs,
+                micro_batch,
+                temperature=self.temperature,
+                layout=self.layout,
+                lean=self.lean,
+                expected=expected,
+                room=self._room,
+            )
         return token_logprobs(
             model or self.policy,
             micro_batch,
@@ -142,6 +159,30 @@ class Passes:
             room=self._room,
             target=target,
         )
+
+    def each(
+        self, micro_batches: Sequence[MicroBatch], what: str, part: tuple[int, int] = (0, 1)
+    ) -> Generator[MicroBatch]:
+        """Yield this rank's micro-batches, as `PhaseClock.each` does.
+
+        With sharded weights, a rank with fewer micro-batches takes part in the passes of others.
+        """
+        if self.shards is None:
+            yield from self.clock.each(micro_batches, what, part)
+            return
+        padded, empty = self.shards.aligned(micro_batches, self.device)
+        yield from self.clock.each(padded, what, part)
+        for micro_batch in empty:
+            with self.recomputed():
+                stats = self.stats(micro_batch)
+                if torch.is_grad_enabled():
+                    # The other ranks sum their gradients in this pass.
+                    self.backward(0.0 * stats.logprobs_T.sum())
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss to the accumulated gradients."""
+        with self.ranks.losing_none("a backward pass"):
+            loss.backward()
 
     def hidden(self, micro_batch: MicroBatch) -> Tensor:
         """Return the hidden states that predict the tokens, [T, D], with gradient."""
@@ -175,7 +216,7 @@ class Passes:
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         there = batch if model is None else batch.to(next(model.parameters()).device)
-        for micro_batch in self.clock.each(self.split(there), what):
+        for micro_batch in self.each(self.split(there), what):
             stats = self.stats(micro_batch, model=model)
             index_T = micro_batch.token_index_T.to(batch.device)
             logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
@@ -195,17 +236,31 @@ class Passes:
         return logprobs_T, found_T
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer state."""
+        """Write the policy in Hugging Face layout, and the optimizer state.
+
+        With sharded weights, all ranks call this method, and rank 0 writes.
+        """
+        policy: Any = self.policy if self.shards is None else self.shards.full
+        if self.shards is not None:
+            self.shards.gather()
+            self.optimizer.save_state(folder)
+        if self.ranks.rank:
+            return
         if self.tokenizer is None:
-            policy: Any = self.policy
             policy.save_pretrained(folder)
         else:
-            save_model(self.policy, self.tokenizer, folder)
-        self.optimizer.save_state(folder)
+            save_model(policy, self.tokenizer, folder)
+        if self.shards is None:
+            self.optimizer.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
-        restore_weights(self.policy, folder)
+        if self.shards is None:
+            restore_weights(self.policy, folder)
+        else:
+            if self.ranks.rank == 0:
+                restore_weights(self.shards.full, folder)
+            self.shards.scatter()
         self.optimizer.load_state(folder)
 
 
@@ -214,8 +269,10 @@ class PassesLearner:
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
+        self._gathered = 0
         if passes.ranks.size > 1:
-            call_on_all_ranks(self, SHARED_CALLS)
+            names = SHARED_CALLS if passes.shards is None else SHARED_CALLS + SHARDED_CALLS
+            call_on_all_ranks(self, names)
 
     @property
     def clock(self) -> PhaseClock:
@@ -259,6 +316,9 @@ class PassesLearner:
 
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
+        # Ranks with sharded weights hold different elements.
+        if self.passes.shards is not None:
+            return self.state_version
         # A step changes nearly all elements, so a few of them detect ranks that differ.
         crc = self.state_version
         for optimizer in self.all_optimizers:
@@ -268,8 +328,19 @@ class PassesLearner:
         return crc
 
     def weights(self) -> Weights:
-        """Return the policy's live weights for a generator."""
-        return Weights.of(self.passes.policy, self.policy_version)
+        """Return the policy's live weights for a generator; sharded weights are gathered first."""
+        shards = self.passes.shards
+        if shards is None:
+            return Weights.of(self.passes.policy, self.policy_version)
+        if self._gathered != self.policy_version:
+            self.gather()
+        return Weights.of(shards.full, self.policy_version)
+
+    def gather(self) -> None:
+        """Copy the sharded weights of all ranks to rank 0's full model."""
+        assert self.passes.shards is not None
+        self.passes.shards.gather()
+        self._gathered = self.policy_version
 
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the optimizer state."""
@@ -278,6 +349,7 @@ class PassesLearner:
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
         self.passes.load_state(folder)
+        self._gathered = self.policy_version
 
 
 class RecomputedActivations:

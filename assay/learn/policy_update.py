@@ -201,7 +201,7 @@ class PolicyUpdate:
     def _look_at(self, groups: Sequence[int]) -> None:
         """Measure groups without gradient by a forward pass."""
         micro_batches = self.passes.split(self.batch, groups) if groups else []
-        for micro_batch in self.passes.clock.each(micro_batches, "measuring groups"):
+        for micro_batch in self.passes.each(micro_batches, "measuring groups"):
             self.see(micro_batch, self.passes.stats(micro_batch))
 
     @property

@@ -204,6 +204,17 @@ class Ranks:
             remedy = "continue with --resume (scale.patience bounds the wait)"
             raise WorkerDied(f"{waited}: {reason}; {remedy}") from error
 
+    @contextmanager
+    def losing_none(self, what: str) -> Generator[None]:
+        """Do as `waiting` around code that communicates inside of torch; other errors pass."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            with self.waiting(what):
+                raise
+
     def _send(self, call: Any) -> None:
         with self.waiting("a call"):
             dist.broadcast_object_list([call], src=0, group=self._calls)

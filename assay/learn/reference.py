@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from assay.errors import RunError, message
 from assay.learn.passes import Passes
+from assay.learn.sharding import local_part
 from assay.model.packing import Batch
 
 FILE = "reference.safetensors"
@@ -31,12 +32,12 @@ class Reference:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # The reference may include trained adapters, so disabling the adapters is not enough.
-        self._held = {name: p.detach().clone() for name, p in self._trained.items()}
+        self._held = {name: _own(p).clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
         """Copy the current policy into the reference."""
         for name, parameter in self._trained.items():
-            self._held[name].copy_(parameter.detach())
+            self._held[name].copy_(_own(parameter))
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
@@ -60,6 +61,13 @@ class Reference:
         unchanged after the second swap, also for a generator that shares its memory.
         """
         for name, parameter in self._trained.items():
+            if hasattr(parameter, "to_local"):
+                # FSDP keeps the address of its memory, so the numbers are exchanged.
+                own, held = _own(parameter), self._held[name]
+                spare = own.clone()
+                own.copy_(held)
+                held.copy_(spare)
+                continue
             parameter.data, self._held[name] = self._held[name], parameter.data
 
     def save_state(self, folder: Path) -> None:
@@ -80,3 +88,8 @@ class Reference:
             raise RunError(message(str(path), f"{odd} in one only", accepted))
         for name, tensor in saved.items():
             self._held[name].copy_(tensor)
+
+
+def _own(parameter: nn.Parameter) -> Tensor:
+    """Return a parameter's memory; of a sharded parameter, this rank's rows."""
+    return local_part(parameter) if hasattr(parameter, "to_local") else parameter.detach()

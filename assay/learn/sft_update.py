@@ -54,7 +54,7 @@ class SFTLearner(PassesLearner):
         ).float()
         sums: list[Tensor] = []
         with self.clock.phase("update"), passes.open():
-            for micro_batch in self.clock.each(passes.split(batch), "update"):
+            for micro_batch in passes.each(passes.split(batch), "update"):
                 part_T = weights_T[micro_batch.token_index_T]
                 target = None if teacher is None else teacher.target(micro_batch, passes)
                 pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2
@@ -68,7 +68,7 @@ class SFTLearner(PassesLearner):
                     loss = -self.cross_entropy * (part_T * stats.logprobs_T).sum()
                     if stats.divergence_T is not None:
                         loss = loss + pull * (part_T * stats.divergence_T).sum()
-                    loss.backward()
+                    passes.backward(loss)
                 parts = [-stats.logprobs_T, stats.entropy_T, stats.divergence_T]
                 found = [(part_T * part.detach()).sum() for part in parts if part is not None]
                 sums.append(torch.stack([loss.detach(), *found]))

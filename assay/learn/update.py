@@ -188,7 +188,7 @@ class PolicyLearner(PassesLearner):
                     critic_update.turn_to(groups)
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
-                for micro_batch in self.clock.each(micro_batches, "update", part):
+                for micro_batch in passes.each(micro_batches, "update", part):
                     # Before the first step every ratio is 1, so the gradient is known.
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
@@ -201,7 +201,7 @@ class PolicyLearner(PassesLearner):
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
                         # Policy and critic share layers, so one backward pass serves both.
-                        (parts.loss + joint).backward()
+                        passes.backward(parts.loss + joint)
                     policy.add_loss(micro_batch, parts)
                 # Ranks must agree on the KL before any rank decides to stop.
                 policy.exchange()
@@ -236,7 +236,7 @@ class PolicyLearner(PassesLearner):
         if self.critic is not None:
             state["critic_updates"] = self.critic.num_updates
             self.critic.save_state(folder)
-        if state:
+        if state and self.passes.ranks.rank == 0:
             text = json.dumps(state, sort_keys=True)
             (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
@@ -245,7 +245,7 @@ class PolicyLearner(PassesLearner):
 
         The learner has no random state: shuffles are a function of seed and policy version.
         """
-        self.passes.load_state(folder)
+        super().load_state(folder)
         if self.critic is None and not self._moving:
             return
         file = folder / STATE_FILE

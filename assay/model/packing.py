@@ -15,7 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.model.layouts import BatchShape, Layout, ModelInputs, plain_inputs, tree_inputs
+from assay.model.layouts import (
+    BatchShape,
+    Layout,
+    ModelInputs,
+    Rectangle,
+    plain_inputs,
+    tree_inputs,
+)
 from assay.model.transfer import on_device
 from assay.types import Completion, Group, Problem, Verdict
 
@@ -239,6 +246,20 @@ class MicroBatch:
     def inputs(self, layout: Layout) -> ModelInputs:
         """Return `tree_inputs` or `plain_inputs`."""
         return self.tree_inputs if layout == "tree" else self.plain_inputs
+
+    def with_rectangles(self, count: int) -> MicroBatch:
+        """Return this micro-batch with at least ``count`` model calls in the plain layout.
+
+        The added calls have one token, which predicts nothing.
+        """
+        inputs = self.plain_inputs
+        token = Rectangle(torch.zeros((1, 1), dtype=torch.long, device=self.batch.device))
+        missing = count - len(inputs.rectangles)
+        other = replace(self)
+        added = (*inputs.rectangles, *[token] * missing)
+        # The cache of a frozen object is its dictionary.
+        other.__dict__["plain_inputs"] = replace(inputs, rectangles=added)
+        return other
 
     @cached_property
     def plain_inputs(self) -> ModelInputs:

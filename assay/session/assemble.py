@@ -420,6 +420,9 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
         if not config.rl.max_refills:
             # Without refills, dynamic sampling replaces no group: uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)
+    if config.scale.shard and (row.has_critic or row.trust_region is not None):
+        what = "a critic" if row.has_critic else "a trust region"
+        raise ConfigError(message("scale.shard", f"true with {what}", f"false with {what}"))
     if row.trust_region is not None and config.model.dtype == "bfloat16":
         found, accepted = (
             '"bfloat16", with a trust region',

@@ -108,6 +108,8 @@ def learn_given(
         teach = None if rendered.teach is None else rendered.teach(learner.passes, run)
 
         def evaluate_now() -> None:
+            # Sharded weights are gathered for the generator.
+            learner.weights()
             if rendered.evaluate is not None:
                 rendered.evaluate(run, learner)
             evaluate_heldout(run, session, heldout)

@@ -26,6 +26,9 @@ from assay.learn.preference_update import PreferenceLearner
 from assay.learn.ranks import ALONE, Ranks
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
+from assay.learn.sft_update import SFTLearner
+from assay.learn.sharding import ShardedOptimizer, Shards
+from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
 from assay.testing import tiny_model
@@ -226,6 +229,99 @@ def test_reward_model_steps_are_those_of_one(
         for mine, theirs in zip(learner.scores(groups), alone.scores(groups), strict=True):
             assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
         assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-3, atol=2e-4)
+
+
+def build_sharded(
+    stage: str, settings: dict[str, Any], dtype: torch.dtype, ranks: Ranks = ALONE
+) -> Any:
+    """A learner whose weights are sharded if there are several ranks."""
+    model, optimizer = a_model().to(dtype), STEEP
+    shards = None
+    if ranks.size > 1:
+        full = None if ranks.rank else a_model().to(dtype)
+        shards = Shards(model, ranks, full)
+        steps = ShardedOptimizer(shards, optimizer, 100, stage, ranks)
+    else:
+        steps = Optimizer(model, optimizer, 100, stage)
+    of_passes = {"lean": False, "layout": "plain", "ranks": ranks, "shards": shards}
+    of_passes |= {key: settings[key] for key in settings.keys() & PASSES}
+    passes = Passes(model, steps, section=stage, **of_passes)
+    if stage == "sft":
+        return SFTLearner(passes)
+    others = {key: value for key, value in settings.items() if key not in PASSES}
+    return PolicyLearner(passes, algorithm("grpo", kl_weight=0.1), total_steps=100, **others)
+
+
+SHARDED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "reference and epochs": ("rl", 2, {"num_minibatches": 2, "epochs": 2}),
+    "many micro-batches": ("rl", 3, {"max_tokens_per_micro_batch": 12}),
+    "layers computed again": ("rl", 2, {"activation_checkpointing": True}),
+    "supervised": ("sft", 3, {}),
+}
+PASSES = {"max_tokens_per_micro_batch", "activation_checkpointing"}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_ranks_take_the_step_of_one(
+    name: str, processes: RankProcesses, tmp_path: Path
+) -> None:
+    stage, size, settings = SHARDED[name]
+    make = partial(build_sharded, stage, settings, torch.float32)
+    alone = make()
+    with processes.learner(make, size, tmp_path) as learner:
+        for seed in range(2):
+            wanted, found = (learn_once(one, seed) for one in (alone, learner))
+            assert found.metrics == pytest.approx(wanted.metrics, rel=2e-3, abs=1e-5, nan_ok=True)
+        held = learner.weights()
+        parts = learner.passes.shards.parts
+        assert held.version == alone.policy_version
+        assert_same(
+            weights(learner.passes.shards.full), weights(alone.policy), rtol=1e-3, atol=2e-4
+        )
+        assert sum(map(torch.numel, parts.values())) < 1.2 * alone.policy.num_parameters() / size
+
+
+def learn_once(learner: Any, seed: int) -> Update:
+    if isinstance(learner, SFTLearner):
+        return learner.update(a_batch(seed))
+    batch = learner.score_batch(a_batch(seed))
+    return learner.update(batch, compute_advantages(batch, learner.algorithm))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sharded_checkpoint_is_loaded_by_any_number_of_ranks(
+    dtype: torch.dtype, processes: RankProcesses, tmp_path: Path
+) -> None:
+    """And by one process. With the same number of ranks, the next step has equal bits."""
+    make, saved = partial(build_sharded, "sft", {}, dtype), tmp_path / "saved"
+    saved.mkdir()
+    with processes.learner(make, 3, tmp_path) as learner:
+        learn_once(learner, 0)
+        learner.save_state(saved)
+        wanted = learn_once(learner, 1)
+        learner.weights()
+        ended = weights(learner.passes.shards.full)
+    for size in (3, 2):
+        with processes.learner(make, size, tmp_path) as learner:
+            learner.load_state(saved)
+            again = tmp_path / f"again-{size}"
+            again.mkdir()
+            learner.save_state(again)
+            for file in ("model.safetensors", "optimizer.safetensors"):
+                assert (again / file).read_bytes() == (saved / file).read_bytes()
+            found = learn_once(learner, 1)
+            if size == 3:
+                assert found.metrics == wanted.metrics
+                learner.weights()
+                last = weights(learner.passes.shards.full)
+                assert all(torch.equal(last[name], ended[name]) for name in ended)
+    alone = make()
+    alone.load_state(saved)
+    found = learn_once(alone, 1)
+    rel = 1e-3 if dtype == torch.float32 else 5e-2
+    assert found.metrics == pytest.approx(wanted.metrics, rel=rel)
+    master, trained = alone.passes.optimizer.master, alone.passes.optimizer.trained
+    assert all((master(name) - ended[name].float()).abs().max() < 1e-2 for name in trained)
 
 
 def test_resumed_ranks_continue_with_equal_bits(processes: RankProcesses, tmp_path: Path) -> None:
