@@ -1,22 +1,41 @@
 """Learner ranks and a single process: trained tokens per second of an update, and memory.
 
     python -m bench.ranks --model FOLDER --ranks 2
+    python -m bench.ranks --model FOLDER --ranks 2 --shard
 
 Short runs alternate between one process with as many threads as ranks, and ranks with one thread
 each. The command prints the median rate of the updates in trained tokens per second, the ratio of
 both rates, and the peak memory. Run the bench on an idle machine.
+
+With ``--shard`` the ranks divide the weights. They start without Ray, with one thread each, and
+take supervised steps. Rank 0, whose share is the largest, prints the memory of its weights and
+optimizer state, and the seconds of a step. ``--ranks 1 --shard`` prints those of one process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import torch.distributed
+import torch.multiprocessing
+
 from assay import train
+from assay.config import build
+from assay.learn.ranks import ALONE, Ranks
+from assay.model.load import load_model
+from assay.model.packing import pack
+from assay.training.row_schedule import GOOD
+from assay.training.sft import sft_learner
+from assay.types import Completion, Group, Problem, Prompt
 
 
 def main() -> None:
@@ -29,7 +48,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shard", action="store_true")
     arguments = parser.parse_args()
+    if arguments.shard:
+        with tempfile.TemporaryDirectory() as scratch:
+            context = (arguments, f"{scratch}/store")
+            torch.multiprocessing.spawn(measure_shards, context, nprocs=arguments.ranks)
+        return
     rates: dict[int, list[float]] = {1: [], arguments.ranks: []}
     memory: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -61,6 +86,53 @@ def steps_of(arguments: argparse.Namespace, ranks: int, folder: Path) -> list[di
     }
     run = Path(train(tree, quiet=True).run)
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def measure_shards(rank: int, arguments: argparse.Namespace, file: str) -> None:
+    """Take steps with sharded weights in one rank, and print the memory of its tensors."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    size = arguments.ranks
+    tree = {
+        "model": {"path": arguments.model, "dtype": arguments.dtype},
+        "sft": {"traces": ["none.jsonl"]},
+        "scale": {"learner_ranks": max(2, size), "shard": size > 1},
+    }
+    config = build(tree)
+    loaded = load_model(config.model, "cpu", 0)
+    store = torch.distributed.FileStore(file, size)
+    ranks = Ranks.join(store, rank, size, 3600.0, "cpu") if size > 1 else ALONE
+    learner = sft_learner(config, loaded, ranks, steps=100, lean=False, cross_entropy=1.0)
+    del loaded
+    if rank:
+        ranks.follow(learner)
+        return
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 1000, (2 * size, 2, arguments.max_tokens)).astype(np.int32)
+    groups = [
+        Group(Problem("", ""), Prompt("", prompt), (Completion.from_tokens("", completion),))
+        for prompt, completion in rows
+    ]
+    batch = pack(groups, [[GOOD]] * len(groups))
+    seconds: list[float] = []
+    for _ in range(arguments.steps):
+        started = time.perf_counter()
+        learner.update(batch)
+        seconds.append(time.perf_counter() - started)
+    optimizer = learner.passes.optimizer
+    held = {
+        "weights": [*optimizer.trained.values()],
+        "state": [one for held in optimizer.rule.state.values() for one in held.values()],
+    }
+    row = {f"{name}_mib": round(mib(tensors), 1) for name, tensors in held.items()}
+    taken = {"ranks": size, "rank": rank, **row, "seconds": round(statistics.median(seconds), 2)}
+    print(json.dumps(taken | {"tokens": batch.num_tokens}), flush=True)
+    ranks.dismiss()
+
+
+def mib(tensors: list[torch.Tensor]) -> float:
+    """Return the size of tensors in MiB."""
+    return sum(one.numel() * one.element_size() for one in tensors) / 2**20
 
 
 if __name__ == "__main__":

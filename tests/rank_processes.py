@@ -19,7 +19,7 @@ from assay.config import ScaleConfig
 from assay.errors import WorkerDied
 from assay.learn.ranks import ALONE, Ranks
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 Build = Callable[[Ranks], Any]
 
 

@@ -62,7 +62,6 @@ def _clashes_of_shards(config: TrainConfig) -> Iterator[str]:
         "[teacher]": config.teacher is not None,
         'optimizer.name = "adamw_8bit"': config.optimizer.name == "adamw_8bit",
         'optimizer.state_dtype = "bfloat16"': config.optimizer.state_dtype != "float32",
-        'model.dtype = "float16"': config.model.dtype == "float16",
     }
     for what in (what for what, is_set in unsupported.items() if is_set):
         yield message("scale.shard", f"true with {what}", f"false with {what}")

@@ -384,6 +384,25 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others(
     assert "TypeError" in processes.said[0]
 
 
+def build_sharded_failing(ranks: Ranks) -> Any:
+    learner = build_sharded("sft", {}, torch.float32, ranks)
+    if ranks.rank:
+        learner.passes.backward = None
+    return learner
+
+
+def test_a_rank_that_fails_in_a_sharded_pass_ends_the_wait_of_the_others(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    """The others wait inside of torch."""
+    with (
+        pytest.raises(WorkerDied, match=r"learner rank 0 waited for the other 1 at .*--resume"),
+        processes.learner(build_sharded_failing, 2, tmp_path) as learner,
+    ):
+        learner.update(a_batch())
+    assert "TypeError" in processes.said[0]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_every_group_is_computed_by_one_rank(size: int) -> None:
     costs = [5, 1, 9, 3, 3, 7]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from train_worlds import World, rows_of
 
 from assay.config import dump
 from assay.errors import ConfigError
+from assay.learn.ranks import Ranks
+from assay.session.learners import shards_of
 from assay.training.api import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,18 +84,30 @@ def taught_on_samples(world: World) -> Tree:
     return distill_tree(world, distill=ON_POLICY)
 
 
+def sharded(make: Callable[[World], Tree]) -> Callable[[World], Tree]:
+    """Ranks divide the weights too, which one process does not."""
+
+    def tree(world: World) -> Tree:
+        return {**make(world), "scale": {"shard": True}}
+
+    tree.__name__ = f"sharded {make.__name__}"
+    return tree
+
+
 @pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize(
     ("make", "size"),
     [
         (with_reference, 2),
+        (sharded(with_reference), 2),
         (with_critic, 2),
         (traces, 2),
+        (sharded(traces), 3),
         (pairs, 2),
         (desirable, 3),
         (sampled_pairs, 2),
         (reward_model, 3),
-        (distill_tree, 2),
+        pytest.param(distill_tree, 2, marks=pytest.mark.slow),
         pytest.param(kept_tree, 2, marks=pytest.mark.slow),
         (taught_on_samples, 2),
         pytest.param(taught_by_policy_gradient, 2, marks=pytest.mark.slow),
@@ -104,7 +119,7 @@ def test_ranks_train_as_one_process_and_resume_to_equal_bits(
     def run_of(name: str, ranks: int, **settings: Any) -> Path:
         tree = make(world)
         tree["run"] = {**tree["run"], "name": name, **settings}
-        tree["scale"] = {"learner_ranks": ranks} if ranks > 1 else {}
+        tree["scale"] = {**tree.get("scale", {}), "learner_ranks": ranks} if ranks > 1 else {}
         return Path(train(tree, quiet=True).run)
 
     whole = run_of("ranks", size)
@@ -131,3 +146,44 @@ def test_more_ranks_than_groups_are_refused(
     with pytest.raises(ConfigError) as caught:
         train({**make(world), "scale": {"learner_ranks": 6}}, quiet=True)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+SHARDED = {"learner_ranks": 2, "shard": True}
+REFUSED: list[tuple[Callable[[World], Tree], Tree, str]] = [
+    (traces, {"scale": {"shard": True}}, "found true; accepted: false without learner ranks"),
+    (traces, {"model": {"lora": {"rank": 2}}}, "found true with [model.lora]"),
+    (traces, {"optimizer": {"name": "adamw_8bit"}}, 'with optimizer.name = "adamw_8bit"'),
+    (traces, {"optimizer": {"state_dtype": "bfloat16"}}, "found true with optimizer.state_dtype"),
+    (
+        pairs,
+        {},
+        "found true in a run of [preference]; accepted: false in a stage other than rl, sft",
+    ),
+    (with_critic, {}, "found true with a critic; accepted: false with a critic"),
+    (World.tree, {"algorithm": {"name": "trpo"}}, "found true with a trust region"),
+    (taught_by_policy_gradient, {}, "found true with [teacher]"),
+]
+
+
+@pytest.mark.parametrize(("make", "changes", "words"), REFUSED)
+def test_what_sharded_weights_do_not_support_is_refused_before_weights_are_loaded(
+    world: World,
+    make: Callable[[World], Tree],
+    changes: Tree,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = {**make(world), "scale": SHARDED}
+    for section, values in changes.items():
+        tree[section] = values if section == "scale" else {**tree.get(section, {}), **values}
+    monkeypatch.setattr("assay.session.assemble.load_model", None)
+    with pytest.raises(ConfigError) as caught:
+        train(tree, quiet=True)
+    said = str(caught.value)
+    assert "scale.shard: found true" in said and words in said and "\n" not in said
+
+
+def test_adapters_that_the_model_s_folder_holds_are_refused() -> None:
+    loaded: Any = SimpleNamespace(model=SimpleNamespace(disable_adapter=None), name="tuned")
+    with pytest.raises(ConfigError, match=r"scale\.shard: found true with the adapters of tuned"):
+        shards_of(loaded, Ranks(1, 2))
