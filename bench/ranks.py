@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
-import torch.multiprocessing
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.multiprocessing.spawn import spawn
 
 from assay import train
 from assay.config import build
@@ -53,7 +53,7 @@ def main() -> None:
     if arguments.shard:
         with tempfile.TemporaryDirectory() as scratch:
             context = (arguments, f"{scratch}/store")
-            torch.multiprocessing.spawn(measure_shards, context, nprocs=arguments.ranks)
+            spawn(measure_shards, context, nprocs=arguments.ranks)
         return
     rates: dict[int, list[float]] = {1: [], arguments.ranks: []}
     memory: dict[int, float] = {}
@@ -100,7 +100,7 @@ def measure_shards(rank: int, arguments: argparse.Namespace, file: str) -> None:
     }
     config = build(tree)
     loaded = load_model(config.model, "cpu", 0)
-    store = torch.distributed.FileStore(file, size)
+    store = FileStore(file, size)
     ranks = Ranks.join(store, rank, size, 3600.0, "cpu") if size > 1 else ALONE
     learner = sft_learner(config, loaded, ranks, steps=100, lean=False, cross_entropy=1.0)
     del loaded
@@ -122,7 +122,7 @@ def measure_shards(rank: int, arguments: argparse.Namespace, file: str) -> None:
     optimizer = learner.passes.optimizer
     held = {
         "weights": [*optimizer.trained.values()],
-        "state": [one for held in optimizer.rule.state.values() for one in held.values()],
+        "state": [one for held in optimizer.rule.save()[0].values() for one in held.values()],
     }
     row = {f"{name}_mib": round(mib(tensors), 1) for name, tensors in held.items()}
     taken = {"ranks": size, "rank": rank, **row, "seconds": round(statistics.median(seconds), 2)}

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from assay.errors import message
-
-if TYPE_CHECKING:
-    from assay.config.tree import TrainConfig
 
 SHARDED_STAGES = ("rl", "sft")
 """Training stages that support sharded weights."""
 
 
-def clashes_of_scale(config: TrainConfig) -> Iterator[str]:
+def clashes_of_scale(config: Any) -> Iterator[str]:
     """Yield a message for each setting of [scale] that the rest of a configuration does not
-    support."""
+    support.
+
+    config: a TrainConfig, whose module imports this one.
+    """
     scale, stage, samples = config.scale, config.stage, config.drawing is not None
     if scale.num_sampling and not samples:
         accepted = "actors where a run samples completions, as in [rl]"
@@ -39,7 +39,7 @@ def clashes_of_scale(config: TrainConfig) -> Iterator[str]:
         yield from _clashes_of_shards(config)
 
 
-def _groups_a_step(config: TrainConfig) -> tuple[int, str] | None:
+def _groups_a_step(config: Any) -> tuple[int, str] | None:
     """Return the most groups of an optimizer step, and the key that sets this number; None if
     steps have a number of tokens."""
     sizes = {"reward_model": "rows_per_step", "preference": "pairs_per_step"}
@@ -50,7 +50,7 @@ def _groups_a_step(config: TrainConfig) -> tuple[int, str] | None:
     return number // (config.rl.num_minibatches if config.rl else 1), f"{config.stage}.{key}"
 
 
-def _clashes_of_shards(config: TrainConfig) -> Iterator[str]:
+def _clashes_of_shards(config: Any) -> Iterator[str]:
     if not config.scale.num_followers:
         accepted = "false without learner ranks"
         yield message("scale.shard", "true", accepted, "set scale.learner_ranks to 2 or more")

@@ -139,6 +139,7 @@ class Passes:
         """
         self._return_holes(micro_batch)
         if self.shards is not None:
+            assert model in (None, self.policy) and target is None, "refused by the configuration"
             return self.shards.stats(
                 token_logprobs,
                 micro_batch,
@@ -171,7 +172,8 @@ class Passes:
             yield from self.clock.each(micro_batches, what, part)
             return
         padded, empty = self.shards.aligned(micro_batches, self.device)
-        yield from self.clock.each(padded, what, part)
+        # The clock would end an interrupted update in one rank, and a checkpoint needs all ranks.
+        yield from padded
         for micro_batch in empty:
             with self.recomputed():
                 stats = self.stats(micro_batch)

@@ -157,6 +157,9 @@ class Ranks:
         self._depth += 1
         try:
             if is_outer and self.size > 1 and self.rank == 0:
+                if self._is_broken:
+                    why = "the other learner ranks are still inside a call that failed here"
+                    raise WorkerDied(f"{why}; continue with --resume")
                 self._send((name, args, kwargs))
             yield
         except BaseException:

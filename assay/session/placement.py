@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 
 from assay.config import ModelConfig, TrainConfig, tool_settings
 from assay.errors import ConfigError, message
@@ -108,6 +109,10 @@ def open_learner_ranks(
         # Ray does not see that this process uses a GPU, and would give that GPU to another rank.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
         accepted = "1 on a GPU: several ranks are supported on CPUs only"
+        raise ConfigError(message("scale.learner_ranks", found, accepted))
+    if not torch.distributed.is_gloo_available():
+        found = f"{config.scale.learner_ranks}, and a torch without gloo"
+        accepted = "1, or a torch whose distributed package has gloo"
         raise ConfigError(message("scale.learner_ranks", found, accepted))
     value_model = config.critic.path and absolute(config.critic.path)
     elsewhere = {

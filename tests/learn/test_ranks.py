@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -401,6 +402,27 @@ def test_a_rank_that_fails_in_a_sharded_pass_ends_the_wait_of_the_others(
     ):
         learner.update(a_batch())
     assert "TypeError" in processes.said[0]
+
+
+def test_no_call_follows_one_that_failed() -> None:
+    """The other ranks would take the message for a part of the failed call."""
+    ranks = Ranks(0, 2)
+    ranks._is_broken = True
+    with (
+        pytest.raises(WorkerDied, match="inside a call that failed here"),
+        ranks.calling("a", (), {}),
+    ):
+        raise AssertionError("not reached")
+
+
+def test_an_interrupt_does_not_end_a_sharded_update_in_one_rank() -> None:
+    """The clock of a run raises at an interrupt, and rank 0 alone has that clock."""
+    passes = an_sft_learner().passes
+    shards: Any = SimpleNamespace(aligned=lambda micro_batches, _: (micro_batches, []))
+    interrupted: Any = SimpleNamespace(each=None, check=None)
+    passes.shards, passes.clock = shards, interrupted
+    micro_batches = a_batch().split(10**6, "plain")
+    assert [*passes.each(micro_batches, "update")] == micro_batches
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

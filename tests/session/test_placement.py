@@ -210,6 +210,16 @@ def test_an_address_of_rays_client_names_the_package_that_it_needs(
     )
 
 
+def test_learner_ranks_without_gloo_are_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: False)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"))
+    config = parse(world.tree(scale={"learner_ranks": 2}))
+    with ExitStack() as stack, pytest.raises(ConfigError, match=r"2, and a torch without gloo"):
+        placement.open_learner_ranks(config, loaded, MagicMock(), stack)
+
+
 @pytest.mark.parametrize(("device", "gpus"), [("cuda", 0.0), ("cpu", 1.0)])
 def test_learner_ranks_on_gpus_are_refused(world: World, device: str, gpus: float) -> None:
     """Ray would give the command's GPU to another rank."""
