@@ -38,6 +38,7 @@ _HARMFUL = (
     "verification.schedule",
     "scale.steps_ahead",
     "scale.learner_ranks",
+    "scale.shard",
 )
 """Keys of `_HARMLESS` sections whose changes affect sampling, verdicts or learning."""
 
