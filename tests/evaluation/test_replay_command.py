@@ -224,7 +224,7 @@ def test_new_replies_of_a_judge_stay_out_of_the_run(tmp_path: Path) -> None:
     kept = JudgeStore(run / "judge_replies.jsonl")
     kept.put("old", {"text": "yes"})
     before = everything(run)
-    copy = _copy(run, tmp_path / "copy", 0, 0)
+    copy = _copy(run, tmp_path / "copy", 0, range(0))
     store = JudgeStore(copy / "judge_replies.jsonl")
     assert store.get("old") == {"text": "yes"}
     store.put("new", {"text": "no"})
