@@ -22,6 +22,7 @@ from assay.verify.chemistry.formulas import (
 )
 
 Equation = tuple[Side, Side]
+_PARTS: list[str] = ["parses", "species", "balanced", "smallest"]
 _BULLET = re.compile(r"^\s*(?:[-*>]|\d+[.)])\s+")
 
 
@@ -52,11 +53,10 @@ def _of_formula(golds: list[str], found: str) -> Part:
 
 def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
     text = _line(found)
-    names: tuple[str, ...] = ("parses", "species", "balanced", "smallest")
     try:
         left, right = parse_equation(text)
     except BadFormula as error:
-        components = dict.fromkeys(names, 0.0)
+        components = dict.fromkeys(_PARTS, 0.0)
         return Part(0.0, extracted=text, detail=f"{error}", components=components)
     same = any(left.keys() == one.keys() and right.keys() == two.keys() for one, two in golds)
     balanced, whole = is_balanced(left, right), _is_smallest(left, right)
@@ -70,7 +70,9 @@ def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
         float(passed),
         extracted=text,
         detail="; ".join(name for name, is_fault in faults.items() if is_fault),
-        components=dict(zip(names, (1.0, float(same), float(balanced), float(whole)), strict=True)),
+        components=dict(
+            zip(_PARTS, (1.0, float(same), float(balanced), float(whole)), strict=True)
+        ),
     )
 
 
