@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from assay.learn.algorithms import algorithm
 from assay.learn.optimizer import Optimizer
 from assay.learn.passes import Passes
 from assay.learn.sft_update import SFTLearner
-from assay.learn.teacher import TeacherModel
+from assay.learn.teacher import TeacherElsewhere, TeacherModel, TopK
 from assay.model.divergence import Divergence
 from assay.model.head import Gains
 from assay.model.packing import Batch
@@ -179,3 +180,25 @@ def test_a_learner_asks_its_teacher_in_the_reference_s_place() -> None:
     loss.backward()
     want = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert_same(found, want, rtol=1e-3, atol=1e-6)
+
+
+class TopTwo(TeacherElsewhere):
+    """Answers for each row by its tokens alone."""
+
+    def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
+        rows = batch.tokens_T.split(batch.length_R.tolist())
+        return [(one[:, None], -one[:, None].float() - 1, -one.float() - 2) for one in rows]
+
+    def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
+        raise NotImplementedError
+
+
+def test_a_teacher_that_is_asked_for_the_whole_batch_says_the_same_of_each_micro_batch() -> None:
+    """As rank 0 asks it, and sends what it said."""
+    batch = make_batch([[1.0]] * 4, vocab_size=VOCAB, **TRACES)
+    passes, teacher = a_student(0.0).passes, TopTwo(1, VOCAB, Divergence())
+    sent = pickle.loads(pickle.dumps(teacher.cached(batch, passes)))
+    for micro_batch in batch.split(8, "plain"):
+        mine, own = (one.target(micro_batch, passes) for one in (sent, teacher))
+        for name in ("tokens_TK", "logprobs_TK", "rest_T"):
+            assert torch.equal(getattr(mine, name), getattr(own, name))
