@@ -131,7 +131,7 @@ def serve(
     trust_run: TrustRun = False,
 ) -> None:
     """Serve a model over OpenAI's chat API, with its reasoning withheld, shown or summarized."""
-    from assay.scale.chat_server import REASONING, ChatServer, Reasoning
+    from assay.scale.chat_server import REASONING, Reasoning, ReasoningServer
     from assay.scale.listening import address_of, bind, check_extra, run_server
 
     check_extra("model serve")
@@ -151,7 +151,7 @@ def serve(
             backend, _ = open_chat_model(model, options, slots)
         limits: dict[str, Any] = {"max_waiting": max_waiting, "seconds": timeout}
         shown = cast("Reasoning", reasoning)
-        app = ChatServer(backend, name or model, shown, token=token, **limits)
+        app = ReasoningServer(backend, name or model, shown, token=token, **limits)
         say(f"{name or model}, reasoning {reasoning}: {address_of(listening)}/v1")
         with suppress(KeyboardInterrupt):
             run_server(app, listening)

@@ -91,7 +91,7 @@ class ChatBackend(Protocol):
         ...
 
 
-class ChatServer(Server):
+class ReasoningServer(Server):
     """The application. model: name of the model. seconds: time limit of a request."""
 
     accepted = "POST /v1/chat/completions, GET /v1/models"

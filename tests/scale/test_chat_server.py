@@ -28,7 +28,7 @@ from openai_server import Model, served  # noqa: E402
 
 from assay.scale import chat_server  # noqa: E402
 from assay.scale.chat_batches import ChatBatches, ChatJob, choice_of  # noqa: E402
-from assay.scale.chat_server import ChatReply, ChatServer, summary_of  # noqa: E402
+from assay.scale.chat_server import ChatReply, ReasoningServer, summary_of  # noqa: E402
 from assay.scale.chat_upstream import ChatUpstream  # noqa: E402
 from assay.session.chat_model import open_chat_model  # noqa: E402
 
@@ -100,7 +100,7 @@ CASES = [
 def test_the_reasoning_leaves_the_server_in_no_field(stream: bool) -> None:
     for text, answer, reason in CASES:
         backend = Told(completion(text, cut=reason == "length"))
-        with served(ChatServer(backend, "m")) as url:
+        with served(ReasoningServer(backend, "m")) as url:
             reply = ask(url, stream=stream, stream_options={"include_usage": True}, n=1)
             assert reply.status_code == 200
             whole = reply.text + str(reply.headers) + httpx2.get(f"{url}/metrics").text
@@ -123,7 +123,7 @@ def test_the_reasoning_is_shown_or_summarized_on_request() -> None:
         ("show", "reasoning_content", THOUGHT),
         ("summary", "reasoning_summary", f"I think of a {SECRET}. ... So it is 4."),
     ):
-        with served(ChatServer(backend, "m", how)) as url:  # type: ignore[arg-type]
+        with served(ReasoningServer(backend, "m", how)) as url:  # type: ignore[arg-type]
             message = ask(url).json()["choices"][0]["message"]
             assert message[key] == text and message["content"] == "4"
             deltas = [
@@ -136,7 +136,7 @@ def test_the_reasoning_is_shown_or_summarized_on_request() -> None:
 
 def test_stop_strings_end_the_answer_and_not_the_reasoning() -> None:
     backend = Told(completion("a STOP b</think>x STOP y", cut=True))
-    with served(ChatServer(backend, "m")) as url:
+    with served(ReasoningServer(backend, "m")) as url:
         (choice,) = ask(url, stop="STOP").json()["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("x ", "stop")
 
@@ -181,7 +181,7 @@ HOSTILE: list[tuple[dict[str, Any], int]] = [
 
 def test_hostile_requests_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     backend = Told(completion("x"))
-    with served(ChatServer(backend, "m")) as url:
+    with served(ReasoningServer(backend, "m")) as url:
         where = f"{url}/v1/chat/completions"
         for asked, status in HOSTILE:
             asked = dict(asked)
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_ends_its_request_and_a_failure_is_one_line(
     monkeypatch.setattr(chat_server, "KEEP_ALIVE_SECONDS", 0.05)
     backend = Told(completion(f"{THOUGHT}</think>4"))
     backend.seconds = 30.0
-    server = ChatServer(backend, "m", max_waiting=1)
+    server = ReasoningServer(backend, "m", max_waiting=1)
     with served(server) as url:
         where, body = f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}
         with httpx2.stream("POST", where, json={**body, "stream": True}, trust_env=False) as reply:
@@ -224,7 +224,7 @@ def test_a_client_that_leaves_ends_its_request_and_a_failure_is_one_line(
 def upstream_case(model: Model, think: str = "free", **settings: Any) -> Iterator[str]:
     with served(model) as there:
         backend = ChatUpstream(there, "big", ThinkFormat(think), **settings)  # type: ignore[arg-type]
-        with served(ChatServer(backend, "m")) as url:
+        with served(ReasoningServer(backend, "m")) as url:
             yield url
 
 
@@ -332,7 +332,7 @@ def served_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings += ["sampling.efforts={low=6, brief='Be brief.'}", "data.template=base"]
     backend, config = open_chat_model(str(folder), {"max_tokens": 24, "overrides": settings}, 4)
     assert config.engine.slots == 4
-    with served(ChatServer(backend, "tiny", "show")) as url:
+    with served(ReasoningServer(backend, "tiny", "show")) as url:
         yield url
     backend._batches.close()
 
