@@ -22,7 +22,7 @@ from typing import Any
 from assay.config.toml_text import merged
 from assay.errors import INTERRUPTED
 from assay.run.seed_statistics import MIN_SEEDS
-from assay.sweep.processes import Job, JobEnd, run_jobs
+from assay.sweep.processes import JobEnd, TrainingJob, run_jobs
 from studies.claims import Claim, Outcomes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,7 +240,9 @@ def folder_of(study: Study, arm: Arm, seed: int, work: Path, quick: bool) -> Pat
     return base / (arm.run or study.run).__name__ / f"{digest}-{seed}"
 
 
-def _job(study: Study, arms: Sequence[Arm], seed: int, work: Path, quick: bool) -> Job | None:
+def _job(
+    study: Study, arms: Sequence[Arm], seed: int, work: Path, quick: bool
+) -> TrainingJob | None:
     """Return the command that performs runs in a process of one thread; None if they are kept."""
     folders = [folder_of(study, arm, seed, work, quick) for arm in arms]
     if all((folder / "kept.json").is_file() for folder in folders):
@@ -249,7 +251,7 @@ def _job(study: Study, arms: Sequence[Arm], seed: int, work: Path, quick: bool) 
     command = [sys.executable, "-m", f"studies.{study.name}", "--work", str(work)]
     command += ["--run", names, str(seed), *(["--quick"] if quick else [])]
     title = f"{study.name}: {names}, seed {seed}"
-    return Job(title, command, folders[0] / "log.txt", environment={"OMP_NUM_THREADS": "1"})
+    return TrainingJob(title, command, folders[0] / "log.txt", environment={"OMP_NUM_THREADS": "1"})
 
 
 def _show_end(end: JobEnd) -> None:

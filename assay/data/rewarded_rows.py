@@ -10,7 +10,7 @@ import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from assay.data.benchmark_rows import add_tags
 from assay.data.code_rows import put_tests
@@ -178,7 +178,8 @@ def read_synthetic(row: dict[str, Any], where: str) -> None:
 
 def _put_math(row: dict[str, Any], truth: Any, place: str) -> None:
     if isinstance(truth, list | tuple) and truth:
-        truth = list(truth) if len(truth) > 1 else truth[0]
+        golds = cast("list[Any]", list(truth))
+        truth = golds if len(golds) > 1 else golds[0]
     if isinstance(truth, bool) or not isinstance(truth, str | int | float | list):
         raise DataError(message(place, f"{truth!r:.80}", "a text or a number"))
     row["answer"] = truth
@@ -254,7 +255,8 @@ def _put_instructions(row: dict[str, Any], truth: Any, place: str) -> None:
         names = [names] if isinstance(names, str) else names
         tables = [tables] if isinstance(tables, Mapping) else [*tables]
         tables += [{}] * (len(names) - len(tables))
-        pairs += zip(names, (table or {} for table in tables), strict=True)
+        given: list[dict[str, Any]] = [dict(table or {}) for table in tables]
+        pairs += zip(names, given, strict=True)
     row["instruction_id_list"] = [name for name, _ in pairs]
     row["kwargs"] = [table for _, table in pairs]
     row.setdefault("verifier", "instructions")

@@ -48,7 +48,7 @@ _MARKS = re.compile(r"<<[^<>\n]*>>")
 
 
 @dataclass(frozen=True)
-class Suite:
+class PublishedSuite:
     """A published benchmark with its prompt and sampling settings.
 
     source: rows on the hub. form: ``chat`` (the tokenizer's chat template) or ``base`` (plain
@@ -138,13 +138,13 @@ class SuiteResults:
     __repr__ = __str__
 
 
-def read_suites() -> dict[str, Suite]:
+def read_suites() -> dict[str, PublishedSuite]:
     """Return all suites by name."""
     text = files("assay.evaluation").joinpath("suites.toml").read_text(encoding="utf-8")
-    return {name: Suite(name, **table) for name, table in tomllib.loads(text).items()}
+    return {name: PublishedSuite(name, **table) for name, table in tomllib.loads(text).items()}
 
 
-def find_suites(names: Sequence[str]) -> list[Suite]:
+def find_suites(names: Sequence[str]) -> list[PublishedSuite]:
     """Return the named suites; a name may list several with commas. Raises ConfigError."""
     known = read_suites()
     asked = [one.strip() for name in names for one in name.split(",")]
@@ -206,7 +206,7 @@ class _Asked:
 
     def __init__(
         self,
-        suite: Suite,
+        suite: PublishedSuite,
         model: str,
         rows: Sequence[Mapping[str, Any]],
         num_samples: int | None,
@@ -266,7 +266,7 @@ class _Asked:
 
 
 def suite_rows(
-    suite: Suite, folder: Path | None = None, max_problems: int | None = None
+    suite: PublishedSuite, folder: Path | None = None, max_problems: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a suite with its worked examples and its instruction.
 

@@ -20,7 +20,7 @@ start = subprocess.Popen
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A command. log: file of its output, which is appended to. environment: further variables.
 
     out: file of standard output alone, which exists only if the command succeeds; None: the log.
@@ -37,13 +37,13 @@ class Job:
 class JobEnd:
     """Result of a command: exit code and wall-clock seconds."""
 
-    job: Job
+    job: TrainingJob
     code: int
     seconds: float
 
 
 def run_jobs(
-    jobs: Sequence[Job], parallel: int, ended: Callable[[JobEnd], None]
+    jobs: Sequence[TrainingJob], parallel: int, ended: Callable[[JobEnd], None]
 ) -> tuple[list[JobEnd], bool]:
     """Run commands, ``parallel`` at a time. Return their ends, and whether the user interrupted.
 
@@ -86,7 +86,7 @@ def run_jobs(
 class _Running:
     """A started command."""
 
-    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+    def __init__(self, job: TrainingJob, environment: Mapping[str, str]) -> None:
         self.job, self.started = job, time.perf_counter()
         job.log.parent.mkdir(parents=True, exist_ok=True)
         self._files: list[IO[bytes]] = [open(job.log, "ab")]  # noqa: SIM115 (until `close`)

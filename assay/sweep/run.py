@@ -29,7 +29,7 @@ from assay.sweep.comparison import compare_arms
 from assay.sweep.file import SweepFile, read_sweep
 from assay.sweep.metric import value_of
 from assay.sweep.page import Reported, SweepResult, write_results
-from assay.sweep.processes import Job, JobEnd, run_jobs
+from assay.sweep.processes import JobEnd, TrainingJob, run_jobs
 from assay.sweep.trials import Trial, shared_stages, split_recipe, trials_of
 
 Say = Callable[[str], None]
@@ -82,7 +82,7 @@ class Runner:
     parallel: int
     say: Say
 
-    def run(self, jobs: Sequence[Job], check: Callable[[str], None] | None = None) -> None:
+    def run(self, jobs: Sequence[TrainingJob], check: Callable[[str], None] | None = None) -> None:
         """Run commands and print their ends. check: called with the name of each that succeeded.
 
         Raises Interrupted after Ctrl-C or SIGTERM.
@@ -189,7 +189,9 @@ def _run_all(
     runner.run(jobs, check)
 
 
-def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runner) -> Job | None:
+def _job_of(
+    known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runner
+) -> TrainingJob | None:
     """Return the command that runs or resumes a trial; None if it is finished."""
     place = known.folder / trial.name
     if os.path.lexists(place) and known.keys.get(trial.name) != key:
@@ -203,7 +205,7 @@ def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runn
     file = known.folder / "configs" / f"{trial.name}.toml"
     text = own.file(known.folder).encode()
     if (place / made).is_file() and file.is_file() and file.read_bytes() == text:
-        return Job(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
+        return TrainingJob(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
     if os.path.lexists(place):
         # It was killed before its first file was written, or, for example, a guard stopped it and
         # has other settings now.
@@ -212,7 +214,7 @@ def _job_of(known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runn
     write_atomic(file, text)
     known.put(trial.name, key)
     more = [] if own.recipe is None else ["--directory", str(known.folder)]
-    return Job(trial.name, [*runner.command, *verb, str(file), *more], log)
+    return TrainingJob(trial.name, [*runner.command, *verb, str(file), *more], log)
 
 
 def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
@@ -329,7 +331,7 @@ def _report(
     folder.mkdir(exist_ok=True)
     arms = dict.fromkeys([file.settings.baseline, result.winner.arm])
     measured = [trial for trial in trials if trial.arm in arms]
-    jobs: list[Job] = []
+    jobs: list[TrainingJob] = []
     for trial in measured:
         name, out = f"report of {trial.name}", folder / f"{trial.name}.json"
         facts = [key_of(trial), report.model_dump(mode="json")]
@@ -347,7 +349,7 @@ def _report(
         if report.max_problems is not None:
             command += ["--max-problems", str(report.max_problems)]
         log = known.folder / "logs" / f"report-{trial.name}.txt"
-        jobs.append(Job(name, command, log, out))
+        jobs.append(TrainingJob(name, command, log, out))
     runner.run(jobs)
     values: dict[str, dict[int, float]] = {arm: {} for arm in arms}
     for trial in measured:

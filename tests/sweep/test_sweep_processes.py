@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from processes import gone, until
 
-from assay.sweep.processes import Job, JobEnd, run_jobs
+from assay.sweep.processes import JobEnd, TrainingJob, run_jobs
 
 LOGGED = "echo begin $1 >> order; sleep 0.2; echo end $1 >> order"
 
 
-def jobs(count: int, script: str = LOGGED) -> list[Job]:
+def jobs(count: int, script: str = LOGGED) -> list[TrainingJob]:
     return [
-        Job(f"j{n}", ["sh", "-c", script, "sh", str(n)], Path("logs") / f"{n}.txt")
+        TrainingJob(f"j{n}", ["sh", "-c", script, "sh", str(n)], Path("logs") / f"{n}.txt")
         for n in range(count)
     ]
 
@@ -55,9 +55,9 @@ def test_a_failure_stops_no_other_and_its_words_are_in_the_log() -> None:
 
 
 def test_a_file_of_output_is_there_only_after_success() -> None:
-    def job(name: str, code: int) -> Job:
+    def job(name: str, code: int) -> TrainingJob:
         command = ["sh", "-c", f"echo out; echo err >&2; exit {code}"]
-        return Job(name, command, Path("log.txt"), Path(f"{name}.json"))
+        return TrainingJob(name, command, Path("log.txt"), Path(f"{name}.json"))
 
     run_jobs([job("good", 0), job("bad", 3)], 2, lambda end: None)
     assert Path("good.json").read_text() == "out\n" and not Path("bad.json").exists()
@@ -82,8 +82,10 @@ def test_an_error_of_the_caller_ends_the_running_commands() -> None:
     def fail(end: JobEnd) -> None:
         raise ValueError(end.job.name)
 
-    slow = Job("slow", ["sh", "-c", "echo $$ > pid; sleep 60"], Path("slow.txt"))
-    quick = Job("quick", ["sh", "-c", "while ! test -s pid; do sleep 0.02; done"], Path("q.txt"))
+    slow = TrainingJob("slow", ["sh", "-c", "echo $$ > pid; sleep 60"], Path("slow.txt"))
+    quick = TrainingJob(
+        "quick", ["sh", "-c", "while ! test -s pid; do sleep 0.02; done"], Path("q.txt")
+    )
     with pytest.raises(ValueError, match="quick"):
         run_jobs([slow, quick], 2, fail)
     assert gone([Path("pid").read_text().strip()])
@@ -91,8 +93,8 @@ def test_an_error_of_the_caller_ends_the_running_commands() -> None:
 
 def test_a_killed_parent_leaves_no_command_behind() -> None:
     program = (
-        "from pathlib import Path\nfrom assay.sweep.processes import Job, run_jobs\n"
-        "job = Job('a', ['sh', '-c', 'echo $$ > pid; sleep 300'], Path('log.txt'))\n"
+        "from pathlib import Path\nfrom assay.sweep.processes import TrainingJob, run_jobs\n"
+        "job = TrainingJob('a', ['sh', '-c', 'echo $$ > pid; sleep 300'], Path('log.txt'))\n"
         "run_jobs([job], 1, print)\n"
     )
     root = str(Path(__file__).resolve().parents[2])
