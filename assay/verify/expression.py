@@ -248,10 +248,13 @@ class _Parser:
             return ""
         self.take()
         sign = "-" if self.token == "-" and self.take() else ""
-        kind: str = self.kind
-        if kind != "number" or not math.isfinite(float(self.token)):
+        if not self.is_finite_number():
             self.fail("a finite threshold")
         return f">={float(sign + self.take()):g}"
+
+    def is_finite_number(self) -> bool:
+        """Whether the current token is a finite number."""
+        return self.kind == "number" and math.isfinite(float(self.token))
 
     def fail(self, accepted: str, remedy: str = "") -> NoReturn:
         kind, token, start = self.tokens[self.index]
