@@ -38,6 +38,8 @@ MAX_DATABASES = 50
 # Characters of all rows of all databases together.
 MAX_RESULT = 4_000_000
 MEMORY_MIB = 512
+# CPU seconds to fill all databases of a row.
+SETUP_SECONDS = 5.0
 LABELS = ("sql", "sqlite", "sqlite3")
 SHOWN = 200
 # Words with which a query begins. A text without a fenced block must begin with one of them.
@@ -138,6 +140,7 @@ def _run(spec: SqlSpec, query: str) -> list[dict[str, Any]]:
         "databases": spec.databases,
         "query": query,
         "seconds": spec.time_limit,
+        "setup_seconds": SETUP_SECONDS,
         "rows": spec.max_rows,
         "characters": MAX_RESULT,
     }
@@ -149,15 +152,19 @@ def _run(spec: SqlSpec, query: str) -> list[dict[str, Any]]:
     command = Command((python, "-I", "-S", "query_process.py"), sources)
     limits = Limits(
         # A function over a long text runs without a step in which the process could stop itself.
-        cpu_seconds=spec.time_limit + 2.0,
-        seconds=max(5.0, spec.time_limit + 2.0),
+        cpu_seconds=spec.time_limit + SETUP_SECONDS + 2.0,
+        seconds=spec.time_limit + SETUP_SECONDS + 2.0,
         memory_mib=MEMORY_MIB,
         output_kib=MAX_RESULT // 128,
         processes=16,
     )
     ran = execute(_sandbox(), command, "", limits)
-    lines = ran.stdout.splitlines()
-    results = [json.loads(line) for line in lines[: len(spec.databases)]]
+    results: list[dict[str, Any]] = []
+    for line in ran.stdout.splitlines()[: len(spec.databases)]:
+        try:
+            results.append(json.loads(line))
+        except ValueError:  # the output was cut off within this line
+            break
     # A process that was stopped prints no line for its last databases.
     stage = "limit" if ran.status in ("timeout", "memory", "output") else "run"
     stopped = {"stage": stage, "error": f"{ran.status}: {ran.error} {ran.stderr[-SHOWN:]}".strip()}

@@ -35,16 +35,36 @@ class TooMuch(Exception):
     """Raised for a query above a limit."""
 
 
+class Clock:
+    """CPU seconds left for set-up and for queries, each of all databases together.
+
+    A query must not use up the time of the next set-up, because a failed set-up is the row's fault.
+    """
+
+    def __init__(self, left: dict[str, float]) -> None:
+        self.left, self.part, self.since = left, "setup", time.process_time()
+
+    def turn(self, part: str) -> None:
+        """Count the time until now, and from now on that of another part."""
+        now = time.process_time()
+        self.left[self.part] -= now - self.since
+        self.part, self.since = part, now
+
+    def late(self) -> bool:
+        """Whether the present part has used up its time."""
+        return time.process_time() - self.since > self.left[self.part]
+
+
 def main() -> None:
     """Run the request's query on each database, and print the result of each."""
     with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
-    deadline = time.process_time() + request["seconds"]
+    clock = Clock({"setup": request["setup_seconds"], "query": request["seconds"]})
     room = request["characters"]
     query = request["query"]
     with open(1, "w", encoding="utf-8", closefd=False) as output:
         for database in request["databases"]:
-            result = run(request["schema"], database, query, deadline, request["rows"], room)
+            result = run(request["schema"], database, query, clock, request["rows"], room)
             line = json.dumps(result)
             room -= len(line)
             output.write(f"{line}\n")
@@ -53,7 +73,7 @@ def main() -> None:
 
 
 def run(
-    schema: str, database: str, query: str, deadline: float, most_rows: int, room: int
+    schema: str, database: str, query: str, clock: Clock, most_rows: int, room: int
 ) -> dict[str, Any]:
     """Return ``{"rows", "width"}``, or ``{"stage", "error"}`` with setup, parse, run or limit."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -66,12 +86,14 @@ def run(
         (sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000),
     ):
         connection.setlimit(limit, value)
-    connection.set_progress_handler(lambda: time.process_time() > deadline, STEPS)
+    clock.turn("setup")
+    connection.set_progress_handler(clock.late, STEPS)
     stage = "setup"
     try:
         connection.set_authorizer(_allows_setup)
         connection.executescript(schema)
         connection.executescript(database)
+        clock.turn("query")
         connection.set_authorizer(_allows_reading)
         stage = "parse"
         # EXPLAIN compiles the query without running it.
@@ -84,7 +106,7 @@ def run(
     except TooMuch as error:
         return {"stage": "limit", "error": str(error)}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-        late = time.process_time() > deadline and stage != "setup"
+        late = clock.late() and stage != "setup"
         return {"stage": "limit" if late else stage, "error": str(error)}
     except MemoryError:
         return {"stage": "limit" if stage == "run" else stage, "error": "too much memory"}
@@ -98,7 +120,8 @@ def _rows(cursor: sqlite3.Cursor, most_rows: int, room: int) -> list[list[Any]]:
         if len(rows) == most_rows:
             raise TooMuch(f"more than {most_rows} rows")
         rows.append([_plain(value) for value in row])
-        room -= sum(len(value) if isinstance(value, str) else 20 for value in rows[-1])
+        # Blobs and escaped characters are longer in JSON than in the row.
+        room -= len(json.dumps(rows[-1]))
         if room < 0:
             raise TooMuch("rows with too many characters")
     return rows

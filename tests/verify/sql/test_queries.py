@@ -103,12 +103,21 @@ def test_expected_rows_may_replace_the_reference() -> None:
         ("WITH RECURSIVE r(n) AS (VALUES (1) UNION ALL SELECT n FROM r) SELECT COUNT(*) FROM r", "interrupted"),
         ("WITH RECURSIVE r(n) AS (VALUES (1) UNION ALL SELECT n FROM r) SELECT n, n FROM r", "more than 50 rows"),
         ("SELECT hex(zeroblob(4000000)), 1", "too many characters"),
+        ("SELECT zeroblob(9999999), 1", "too many characters"),
+        ("SELECT replace(hex(zeroblob(500000)), '0', 'é'), 1", "too many characters"),
     ],
 )  # fmt: skip
 def test_a_query_above_a_limit_is_stopped(query: str, why: str) -> None:
     part = judge(query, max_rows=50, time_limit=0.2)
     assert (part.value, part.components["limit"], part.components["runs"]) == (0.0, 1.0, 0.0)
     assert why in part.detail
+
+
+def test_a_slow_query_does_not_stop_the_set_up_of_the_next_database() -> None:
+    endless = "WITH RECURSIVE r(n) AS (VALUES (1) UNION ALL SELECT n FROM r) SELECT count(*) FROM r"
+    many = f"INSERT INTO t VALUES {', '.join(f'({n}, 0)' for n in range(400))}"
+    part = judge(endless, hidden_databases=[many], time_limit=0.2)
+    assert (part.value, part.components["limit"]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
