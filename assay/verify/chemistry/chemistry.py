@@ -58,12 +58,15 @@ def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
     except BadFormula as error:
         components = dict.fromkeys(_PARTS, 0.0)
         return Part(0.0, extracted=text, detail=f"{error}", components=components)
-    same = any(left.keys() == one.keys() and right.keys() == two.keys() for one, two in golds)
+    # Some species balance in several ways, of which only the golds' proportions are a reaction.
+    matching = [gold for gold in golds if _has_species((left, right), gold)]
+    same, agrees = bool(matching), any(_is_multiple((left, right), gold) for gold in matching)
     balanced, whole = is_balanced(left, right), _is_smallest(left, right)
-    passed = same and balanced and (whole or not smallest)
+    passed = agrees and balanced and (whole or not smallest)
     faults = {
         "other species": not same,
         "not balanced": not balanced,
+        "other proportions": same and balanced and not agrees,
         "coefficients that are not the smallest whole numbers": smallest and not whole,
     }
     return Part(
@@ -74,6 +77,16 @@ def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
             zip(_PARTS, (1.0, float(same), float(balanced), float(whole)), strict=True)
         ),
     )
+
+
+def _has_species(found: Equation, gold: Equation) -> bool:
+    return all(one.keys() == two.keys() for one, two in zip(found, gold, strict=True))
+
+
+def _is_multiple(found: Equation, gold: Equation) -> bool:
+    """Whether the coefficients of the same species are those of a gold times one number."""
+    sides = zip(found, gold, strict=True)
+    return len({one[each] / two[each] for one, two in sides for each in two}) == 1
 
 
 def _is_smallest(left: Side, right: Side) -> bool:
@@ -125,7 +138,7 @@ def _is_answer(value: object) -> bool:
 ANSWER = Field(
     "answer",
     "a formula such as C6H12O6 or SO4^2-, or a balanced equation such as 2 H2 + O2 -> 2 H2O, or a "
-    "list of accepted ones",
+    "list of accepted ones. An equation has the proportions of an accepted one",
     needed=True,
     check=_is_answer,
 )
