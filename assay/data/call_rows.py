@@ -138,7 +138,11 @@ def _functions_in(system: str, place: str) -> list[Any]:
 def _calls_in(reply: str, names: list[str], place: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the calls of ``[f(a=1), g b(c=2)]``; [] for a reply in words."""
     text = reply.strip()
+    accepted = "calls [NAME(PARAMETER=value, ...)] of functions in the system message"
     if not (text.startswith("[") and text.endswith("]")):
+        # Words around a call must not mean that no call is right.
+        if any(re.search(rf"(?<!\w){re.escape(name)}\(", text) for name in names):
+            raise DataError(message(place, f"{reply!r:.80}", accepted))
         return []
     # Names with spaces are no Python, so each name that a bracket follows gets a number.
     for number, name in sorted(enumerate(names), key=lambda pair: -len(pair[1])):
@@ -147,8 +151,7 @@ def _calls_in(reply: str, names: list[str], place: str) -> list[tuple[str, dict[
         tree = ast.parse(text, mode="eval").body
         nodes = tree.elts if isinstance(tree, ast.List) else []
         return [_call(node, names) for node in nodes]
-    except (SyntaxError, ValueError, KeyError, RecursionError) as error:
-        accepted = "calls [NAME(PARAMETER=value, ...)] of functions in the system message"
+    except (SyntaxError, ValueError, LookupError, RecursionError) as error:
         raise DataError(message(place, f"{reply!r:.80}", accepted)) from error
 
 

@@ -195,23 +195,37 @@ class pytest:
             found = self.match is None or re.search(self.match, str(value)) is not None
             return issubclass(kind, self.kind) and found
     class approx:
-        def __init__(self, expected, rel=1e-6, abs=1e-12):
-            self.expected, self.rel, self.abs = expected, rel, abs
+        def __init__(self, expected, rel=None, abs=None, nan_ok=False):
+            self.expected, self.rest = expected, (rel, abs, nan_ok)
         def __eq__(self, found):
-            if isinstance(self.expected, (list, tuple)):
-                near = [pytest.approx(each, self.rel, self.abs) for each in self.expected]
+            expected, (rel, least, nan_ok) = self.expected, self.rest
+            if isinstance(expected, dict):
+                return found.keys() == expected.keys() and all(
+                    found[key] == pytest.approx(expected[key], *self.rest) for key in expected)
+            if isinstance(expected, (list, tuple)):
+                near = [pytest.approx(each, *self.rest) for each in expected]
                 return len(found) == len(near) and all(a == b for a, b in zip(found, near))
-            gap = max(self.rel * abs(self.expected), self.abs)
-            return abs(found - self.expected) <= gap
+            if found == expected:
+                return True
+            if expected != expected:
+                return nan_ok and found != found
+            if abs(expected) == float("inf"):
+                return False
+            # An absolute tolerance alone switches the relative one off.
+            rel = rel if rel is not None else 1e-6 if least is None else 0.0
+            gap = max(rel * abs(expected), 1e-12 if least is None else least)
+            return abs(found - expected) <= gap
 """
 _KNOWN_OF_PYTEST = ("raises", "approx", "mark")
+_SET_UP = ("setup_module", "setup_function", "teardown_module", "teardown_function")
 
 
 def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
     """Split a pytest module into one test per test function, without imports of ``solution``.
 
     Every other statement, such as a helper function, precedes each test. Raises DataError for code
-    that does not compile, has no test, or uses more of pytest than raises, approx and parametrize.
+    that does not compile, has no test, does not import from ``solution``, or uses more of pytest
+    than raises, approx and parametrize.
     """
     accepted = "test functions that use of pytest only raises, approx and parametrize"
     try:
@@ -220,20 +234,26 @@ def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
         raise DataError(
             message(place, f"code that does not compile ({error})", accepted)
         ) from error
+    # A block for `python FILE` would run in the sandbox, where no pytest is.
+    tree.body = [node for node in tree.body if not _is_main_block(node)]
+    imported = False
     kept: list[ast.stmt] = []
     tests: list[ast.FunctionDef] = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
+            imported = True
             if renamed := [one.name for one in node.names if one.asname]:
                 raise DataError(message(place, f"{renamed[0]} under another name", accepted))
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
             tests.append(node)
         elif not _imports(node, "pytest") and not _calls_test(node):
             kept.append(node)
-    if found := _unknown_use(tree):
+    if found := _unknown_use(tree, tests):
         raise DataError(message(place, found, accepted))
     if not tests:
         raise DataError(message(place, "no test function", accepted))
+    if not imported:
+        raise DataError(message(place, "no import from solution", accepted))
     if any(isinstance(node, ast.Name) and node.id == "pytest" for node in ast.walk(tree)):
         kept = [*ast.parse(_PYTEST).body, *kept]
     return [{"assert": _one_test(kept, test, place, accepted)} for test in tests]
@@ -252,14 +272,36 @@ def _calls_test(node: ast.stmt) -> bool:
             return False
 
 
-def _unknown_use(tree: ast.Module) -> str:
+def _is_main_block(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and any(
+        isinstance(one, ast.Name) and one.id == "__name__" for one in ast.walk(node.test)
+    )
+
+
+def _unknown_use(tree: ast.Module, tests: Sequence[ast.stmt]) -> str:
     """Return a use of pytest or of the module solution that no test here can have, or ""."""
+    in_with = {
+        item.context_expr.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With)
+        for item in node.items
+        if isinstance(item.context_expr, ast.Call)
+    }
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name in _SET_UP:
+                return f"the fixture {node.name}"
+            if node.name.startswith("test") and tests and node not in tests:
+                return f"{node.name}, which is asynchronous or within another block"
         if isinstance(node, ast.Name) and node.id == "solution":
             return "code that uses the module solution"
         if isinstance(node, ast.ImportFrom) and node.module == "pytest":
             return "a part of pytest that is imported by name"
+        if isinstance(node, ast.alias) and node.name == "pytest" and node.asname:
+            return "pytest under another name"
         match node:
+            case ast.Attribute(ast.Name("pytest"), "raises") if node not in in_with:
+                return "pytest.raises outside a with statement"
             case ast.Attribute(ast.Name("pytest"), attr) if attr not in _KNOWN_OF_PYTEST:
                 return f"code that uses pytest.{attr}"
             case _:
@@ -267,21 +309,41 @@ def _unknown_use(tree: ast.Module) -> str:
     return ""
 
 
+def _parameters(names: ast.expr) -> list[str] | None:
+    """Return the names of parametrize, which are one text or several; None for other code."""
+    try:
+        value = ast.literal_eval(names)
+    except ValueError:
+        return None
+    several = value.split(",") if isinstance(value, str) else value
+    if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
+        return None
+    return [one.strip() for one in several if one.strip()]
+
+
 def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted: str) -> str:
     """Return the code of one test function and of its calls."""
     call = f"{test.name}()"
     if test.decorator_list or test.args.args:
+        keys: list[str] | None = None
         match test.decorator_list:
             case [
                 ast.Call(ast.Attribute(ast.Attribute(attr="mark"), "parametrize"), [names, rows])
-            ]:
-                pass
+                as mark
+            ] if {each.arg for each in mark.keywords} <= {"ids"}:
+                keys = _parameters(names)
             case _:
-                found = f"{test.name} with fixtures or other marks"
-                raise DataError(message(place, found, accepted))
-        # A single name takes the value itself, and several names take a tuple.
-        one = isinstance(names, ast.Constant) and "," not in str(names.value)
-        call = f"for each in {ast.unparse(rows)}:\n    {test.name}({'each' if one else '*each'})"
+                names = rows = ast.Constant(None)
+        # A parameter that is not listed is a fixture.
+        known = [one.arg for one in test.args.args]
+        needed = known[: len(known) - len(test.args.defaults)]
+        if keys is None or not {*needed} <= {*keys} <= {*known}:
+            found = f"{test.name} with fixtures or other marks"
+            raise DataError(message(place, found, accepted))
+        # A text with a single name takes the value itself, and other names take a tuple.
+        one_value = isinstance(names, ast.Constant) and len(keys) == 1
+        values = "[each]" if one_value else "each"
+        call = f"for each in {ast.unparse(rows)}:\n    {test.name}(**dict(zip({keys!r}, {values})))"
         test.decorator_list = []
     return ast.unparse(ast.Module([*kept, test, *ast.parse(call).body], []))
 

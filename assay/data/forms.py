@@ -14,7 +14,7 @@ from typing import Any
 from assay.data import benchmark_rows as benchmarks
 from assay.data import call_rows, code_rows, contest_rows, math_rows
 from assay.data import rewarded_rows as rewarded
-from assay.errors import slip_of
+from assay.errors import DataError, cause, message, slip_of
 
 Row = dict[str, Any]
 UNKNOWN_LICENCE = "see its card"
@@ -103,7 +103,8 @@ _PROGRAMS = (
         (("KodCode-V1", "CC BY-NC 4.0"),),
         contest_rows.read_kodcode,
         contest_rows.is_kodcode,
-        refuses="tests that use of pytest more than raises, approx and parametrize",
+        refuses="tests that use of pytest more than raises, approx and parametrize, or that do not "
+        "import from solution",
     ),
     Form(
         "APPS, TACO",
@@ -206,7 +207,8 @@ _REWARDED = (
         (("ToolACE", "Apache 2.0"),),
         call_rows.read_toolace,
         in_row=True,
-        refuses="rows that do not begin with a request and a reply; later turns are not read",
+        refuses="rows that do not begin with a request and a reply, and replies with words around "
+        "their calls; later turns are not read",
     ),
 )
 _BENCHMARKS = (
@@ -364,7 +366,14 @@ def read_form(row: Row, where: str) -> None:
     form = recognize(row)
     if form is None:
         return
-    form.read(row, where)
+    try:
+        form.read(row, where)
+    except DataError:
+        raise
+    # Readers state the values they expect; a row of other types ends here.
+    except (AttributeError, TypeError, LookupError, ValueError, RecursionError) as error:
+        found, accepted = f"a row that cannot be read ({cause(error)})", f"the form {form.name}"
+        raise DataError(message(where, found, accepted)) from error
     # A program of an APPS-like set and a question of MATH-500 name their ids differently.
     if form in _PROGRAMS and "task_id" in row and "id" not in row:
         row["id"] = row.pop("task_id")

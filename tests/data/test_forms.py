@@ -50,6 +50,10 @@ def read(row: dict[str, Any]) -> Problem:
     return read_problem(row, "f:1", "f:1")
 
 
+def said(reply: str) -> list[dict[str, str]]:
+    return [TOOLACE["conversations"][0], {"from": "assistant", "value": reply}]
+
+
 @pytest.mark.parametrize(("form", "row", "verifier", "right", "wrong"), CASES)
 def test_the_reference_passes_and_a_wrong_answer_fails(
     form: str, row: dict[str, Any], verifier: str, right: str, wrong: tuple[str, ...]
@@ -156,6 +160,31 @@ def test_a_toolace_reply_without_a_call_means_that_no_call_is_right() -> None:
     assert judge(problem, Completion.from_text("Which kind of trend?")).value == 1.0
 
 
+@pytest.mark.parametrize(
+    ("code", "right"),
+    [
+        # pytest passes parameters by name, and the order of the function's does not matter.
+        ("@pytest.mark.parametrize('want, n', [(2, 4)])\ndef test_a(n, want):\n    assert half(n) == want", True),
+        ("@pytest.mark.parametrize('n', [4, 6])\ndef test_a(n):\n    assert half(n) * 2 == n", True),
+        ("@pytest.mark.parametrize(['n'], [(4,)])\ndef test_a(n):\n    assert half(n) == 2", True),
+        ("def test_a():\n    half(4)\nif __name__ == '__main__':\n    pytest.main()", True),
+        ("def test_a():\n    assert 1e6 + 0.5 == pytest.approx(1e6, abs=0.1)", False),
+        ("def test_a():\n    assert 1e6 + 0.5 == pytest.approx(1e6)", True),
+        ("def test_a():\n    assert 5 == pytest.approx(float('inf'))", False),
+        ("def test_a():\n    assert {'a': 1.0} == pytest.approx({'a': 1.0 + 1e-9}, nan_ok=True)", True),
+    ],
+)  # fmt: skip
+def test_tests_of_kodcode_keep_the_meaning_that_pytest_gives_them(code: str, right: bool) -> None:
+    row = {**KODCODE, "test": f"import pytest\nfrom solution import half\n{code}"}
+    module = read(row).spec["hidden_tests"][0]["assert"]
+    names = {"half": lambda n: n // 2, "__name__": "__main__"}
+    if right:
+        exec(module, names)
+    else:
+        with pytest.raises(AssertionError):
+            exec(module, names)
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_private_tests_are_decoded_from_every_protocol(protocol: int) -> None:
     row = {**LIVE, "private_test_cases": private(MORE_SUMS, protocol)}
@@ -252,9 +281,24 @@ def test_a_swe_row_needs_its_tree() -> None:
         ({**CODEFORCES, "interaction_format": "Ask."}, "found an interactive problem"),
         ({**CODEFORCES, "generated_checker": "print(1)"}, "the row's own checker program"),
         ({**CODEFORCES, "official_tests": []}, "f:1 official_tests: found no test"),
-        ({**KODCODE, "test": "def test_a(tmp_path):\n    pass"}, "f:1 test: found test_a with fixtures"),
+        ({**KODCODE, "test": "from solution import half\ndef test_a(tmp_path):\n    pass"}, "f:1 test: found test_a with fixtures"),
         ({**KODCODE, "test": "import pytest\npytest.skip()\ndef test_a():\n    pass"}, "found code that uses pytest.skip"),
         ({**KODCODE, "test": "class TestA:\n    def test_a(self):\n        pass"}, "f:1 test: found no test function"),
+        ({**KODCODE, "test": "def test_a():\n    assert half(4) == 2"}, "f:1 test: found no import from solution"),
+        *(
+            ({**KODCODE, "test": f"from solution import half\n{code}\ndef test_a():\n    half(4)"}, found)
+            for code, found in (
+                ("import pytest as pt", "found pytest under another name"),
+                ("async def test_b():\n    pass", "found test_b, which is asynchronous"),
+                ("class TestB:\n    def test_b(self):\n        pass", "found test_b, which is"),
+                ("def setup_module():\n    pass", "found the fixture setup_module"),
+                ("pytest.raises(ValueError, half, 3)", "found pytest.raises outside a with"),
+                ("@pytest.mark.parametrize(NAMES, [1])\ndef test_c(n):\n    pass", "found test_c with"),
+            )
+        ),
+        ({**TOOLACE, "conversations": said("Sure: [Get Trend(kind='a')]")}, "f:1 conversations: found \"Sure"),
+        ({**TOOLACE, "conversations": said("[f_99(kind='a')]")}, "f:1 conversations: found \"[f_99"),
+        ({**TOOLACE, "system": '[{"name": "f", "parameters": {"properties": {"a": "string"}}}]'}, "f:1: found a row that cannot be read (TypeError"),
         ({**LIVE, "public_test_cases": '[{"input": 1}]'}, "f:1 public_test_cases: found {'input': 1}"),
         ({**LIVE, "public_test_cases": "{"}, "f:1 public_test_cases: found '{'; accepted: JSON"),
     ],
