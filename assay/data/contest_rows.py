@@ -157,7 +157,9 @@ def _codeforces_prompt(row: Mapping[str, Any], examples: Sequence[Any]) -> str:
         parts.append(
             f"Example input\n{one['input'].strip()}\nExample output\n{one['output'].strip()}"
         )
-    parts.append("Write a Python program that reads standard input and prints the answer.")
+    language = {None: "Python", "python": "Python", "cpp": "C++"}.get(row.get("language"))
+    program = f"a {language or row['language']} program"
+    parts.append(f"Write {program} that reads standard input and prints the answer.")
     return "\n\n".join(filter(None, parts))
 
 
@@ -328,8 +330,9 @@ def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted:
         keys: list[str] | None = None
         match test.decorator_list:
             case [
-                ast.Call(ast.Attribute(ast.Attribute(attr="mark"), "parametrize"), [names, rows])
-                as mark
+                ast.Call(
+                    ast.Attribute(ast.Attribute(attr="mark"), "parametrize"), [names, rows]
+                ) as mark
             ] if {each.arg for each in mark.keywords} <= {"ids"}:
                 keys = _parameters(names)
             case _:

@@ -103,7 +103,6 @@ def read_tulu(row: dict[str, Any], where: str) -> None:
         "code": _put_code,
         "code_stdio": _put_code,
         "string_matcher": _put_text,
-        "string_f1": _put_text,
     }
     read = readers.get(name, _put_math if name in ("gsm8k", "math") else None)
     if read is None:

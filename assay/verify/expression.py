@@ -250,7 +250,7 @@ class _Parser:
         sign = "-" if self.token == "-" and self.take() else ""
         if not self.is_finite_number():
             self.fail("a finite threshold")
-        return f">={float(sign + self.take()):g}"
+        return gate_text(float(sign + self.take()))
 
     def is_finite_number(self) -> bool:
         """Whether the current token is a finite number."""
@@ -261,6 +261,11 @@ class _Parser:
         found = "the end" if kind == "end" else repr(token)
         where = f"{self.where} {self.text!r} column {start + 1}"
         raise VerifierError(message(where, found, accepted, remedy))
+
+
+def gate_text(threshold: float) -> str:
+    """Return a gate as written, with every digit: ``>=0.7``."""
+    return f">={threshold!r}".removesuffix(".0")
 
 
 def nearest_built_in(name: str) -> str:

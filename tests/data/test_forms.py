@@ -152,6 +152,12 @@ def test_optional_parameters_may_be_omitted_or_have_their_default() -> None:
         assert judge(problem, Completion.from_text(call)).value == 1.0, call
 
 
+def test_the_prompt_of_codeforces_names_the_language_of_the_row() -> None:
+    row = {key: value for key, value in CODEFORCES.items() if key != "prompt"}
+    assert "a Python program" in str(read(row).prompt)
+    assert "a C++ program" in str(read({**row, "language": "cpp"}).prompt)
+
+
 def test_a_toolace_reply_without_a_call_means_that_no_call_is_right() -> None:
     turns = [TOOLACE["conversations"][0], {"from": "assistant", "value": "Which kind?"}]
     problem = read({**TOOLACE, "conversations": turns})
@@ -271,6 +277,7 @@ def test_a_swe_row_needs_its_tree() -> None:
             {**SYNTHETIC, "problem_id": "unscramble_1", "verification_info": '{"scrambled": 1}'},
             "f:1 verification_info: found unscramble with scrambled",
         ),
+        ({**TULU, "dataset": "string_f1"}, "f:1 dataset: found 'string_f1'"),
         ({**XLAM, "tools": "{"}, "f:1 tools: found '{'"),
         ({**XLAM, "answers": '[{"name": "wind", "arguments": {}}]'}, "f:1 answers: found a call of 'wind'"),
         ({**XLAM, "answers": '[{"name": "weather", "arguments": {"x": 1}}]'}, "weather with 'x'"),

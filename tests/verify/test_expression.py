@@ -32,6 +32,8 @@ from assay.verify.expression import BUILT_IN, Term, check_importable, parse_expr
         ("0.5*math|think_format|a.b:c", [("math|think_format|a.b:c", 0.5)]),
         ("math & think_format", [("math&think_format", None)]),
         ("math@1&judge >= 0.70*0.5 + math", [("math@1&judge>=0.7", 0.5), ("math", None)]),
+        ("judge>=0.9999999", [("judge>=0.9999999", None)]),
+        ("judge >= 1.0", [("judge>=1", None)]),
         ("0.5*repetition>=-0.25|math", [("repetition>=-0.25|math", 0.5)]),
     ],
 )

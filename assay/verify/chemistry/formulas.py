@@ -24,8 +24,11 @@ ELEMENTS = frozenset(_SYMBOLS.split())
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₍₎", "0123456789()")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _ARROW = re.compile(
+    # A condition above an arrow begins with a small letter, LaTeX or a triangle; formulas do not.
+    r"\\x(?:right|left|leftright)(?:arrow|harpoons)(?:\[[^\[\]]*\])?\{(?:[^{}]|\{[^{}]*\})*\}|"
+    r"(?:-+>|→)(?:\[(?-i:[a-zΔ△\\])[^\[\]]*\]){1,2}|"
     r"\\(?:long)?(?:right|left|leftright)arrow|\\(?:to|rightleftharpoons|leftrightharpoons)"
-    r"(?![a-z])|<=>|<->|<-->|-->|->|=>|==|[→⟶⇌⇄⇋↔⟷⇒=]",
+    r"(?![a-z])|<=>|<-+>|-+>|=>|==|[→⟶⇌⇄⇋↔⟷⇒=]",
     re.IGNORECASE,
 )
 _STATE = re.compile(r"_?\{?\((?:s|l|g|aq|solid|liquid|gas)\)\}?|[↑↓]|\\(?:up|down)arrow")
@@ -60,9 +63,8 @@ def plain(text: str) -> str:
     text = text.translate(_SUBSCRIPTS).replace("−", "-").replace("–", "-")
     text = re.sub(r"\\d?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?", r"\1/\2", text)
     text = _ARROW.sub(" -> ", text)
-    text = _DOTS.sub(".", _STATE.sub("", text))
+    text = _DOTS.sub(".", _STATE.sub("", _WRAPPERS.sub("{", text)))
     text = re.sub(r"\\[,;:! ]|~|\$|\\\(|\\\)|\\\[|\\\]", " ", text)
-    text = _WRAPPERS.sub("{", text)
     text = re.sub(r"\^\{([^{}]*)\}", r"^\1", text)
     text = re.sub(r"_\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"[{}_`]", "", text)
@@ -132,6 +134,9 @@ def parse_formula(text: str) -> Species:
 
 def _charge(found: re.Match[str]) -> int:
     many, signs, sign, number, bracket, bracket_sign, last = found.groups()
+    written = signs or last or ""
+    if len({*written}) > 1 or (many and len(signs) > 1):
+        raise BadFormula(f"the charge {found[0][:20]}")
     if signs:
         return (1 if signs[0] == "+" else -1) * (int(many) if many else len(signs))
     if sign:

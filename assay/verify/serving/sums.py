@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.types import Verdict
 from assay.verify.base import Part
-from assay.verify.expression import Term, parse_expression, unpinned
+from assay.verify.expression import Term, gate_text, parse_expression, unpinned
 from assay.verify.serving.configured import Configured, RowCheck
 from assay.verify.serving.schedule import Schedule
 
@@ -241,7 +241,7 @@ class Sum:
 
 
 def _gate(threshold: float | None) -> str:
-    return "" if threshold is None else f">={threshold:g}"
+    return "" if threshold is None else gate_text(float(threshold))
 
 
 def _through(part: Part, threshold: float | None) -> Part:

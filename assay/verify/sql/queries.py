@@ -85,7 +85,7 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
         except SandboxUnavailable as error:
             return Part.not_judged("unavailable", str(error))
         try:
-            expected = spec.expected or _reference_rows(spec)
+            expected = [(None, rows) for rows in spec.expected] or _reference_rows(spec)
             results = _run(spec, query)
         except VerifierError:
             raise
@@ -94,12 +94,15 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
             raise
     faults: list[str] = []
     details: list[str] = []
-    for index, (result, rows) in enumerate(zip(results, expected, strict=True), 1):
+    for index, (result, (width, rows)) in enumerate(zip(results, expected, strict=True), 1):
         fault = why = ""
         if "error" in result:
             if result["stage"] == "setup":
                 raise VerifierError(_setup_fault(index, result))
             fault, why = result["stage"], result["error"]
+        elif width not in (None, result["width"]):
+            # A result without rows has columns too.
+            fault, why = "rows", f"{result['width']} columns, not {width}"
         elif not same_rows(decoded(result["rows"]), rows, spec.ordered, spec.tolerance):
             # The rows themselves are not shown, because hidden databases would become known.
             fault, why = "rows", f"{len(result['rows'])} rows that differ from the expected ones"
@@ -177,9 +180,12 @@ def _source() -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _reference_rows(spec: SqlSpec) -> tuple[tuple[Row, ...], ...]:
-    """Return the reference's rows on every database. Raises VerifierError if it fails."""
-    found: list[tuple[Row, ...]] = []
+def _reference_rows(spec: SqlSpec) -> list[tuple[int | None, tuple[Row, ...]]]:
+    """Return the reference's number of columns and its rows on every database.
+
+    Raises VerifierError if it fails.
+    """
+    found: list[tuple[int | None, tuple[Row, ...]]] = []
     for index, result in enumerate(_run(spec, spec.reference), 1):
         if result.get("stage") == "setup":
             raise VerifierError(_setup_fault(index, result))
@@ -187,8 +193,8 @@ def _reference_rows(spec: SqlSpec) -> tuple[tuple[Row, ...], ...]:
             fault = f"database {index}: {result['error']}"[:SHOWN]
             accepted = "one query that SQLite runs within the limits"
             raise VerifierError(message(f"spec.reference ({result['stage']})", fault, accepted))
-        found.append(tuple(decoded(result["rows"])))
-    return tuple(found)
+        found.append((result["width"], tuple(decoded(result["rows"]))))
+    return found
 
 
 def _setup_fault(index: int, result: Mapping[str, Any]) -> str:
@@ -263,10 +269,15 @@ def _are_statements(value: Any) -> bool:
     return all(isinstance(text, str) and "\0" not in text for text in texts)
 
 
+def _is_value(value: Any) -> bool:
+    # SQLite has no larger whole numbers.
+    fits = not isinstance(value, int) or -(2**63) <= value < 2**63
+    return fits and isinstance(value, str | int | float | None)
+
+
 def _is_result(value: Any) -> bool:
     return isinstance(value, list) and all(
-        isinstance(row, list)
-        and all(isinstance(one, str | int | float | None) for one in cast("list[Any]", row))
+        isinstance(row, list) and all(map(_is_value, cast("list[Any]", row)))
         for row in cast("list[Any]", value)
     )
 

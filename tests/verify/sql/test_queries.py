@@ -83,6 +83,12 @@ def test_written_in_rows_fail_on_a_hidden_database() -> None:
     assert judge(constants, credit="fraction").value == pytest.approx(1 / 3)
 
 
+def test_a_result_without_rows_has_the_columns_of_the_reference() -> None:
+    none = {"reference": "SELECT word FROM t WHERE 0"}
+    assert judge("SELECT n FROM t WHERE n > 9", **none).value == 1.0
+    assert judge("SELECT 1, 2, 3 WHERE 0", **none).value == 0.0
+
+
 def test_order_counts_only_if_the_row_says_so() -> None:
     backwards = "SELECT word, n FROM t ORDER BY n DESC"
     assert judge(backwards).value == 1.0
@@ -127,6 +133,8 @@ def test_a_slow_query_does_not_stop_the_set_up_of_the_next_database() -> None:
         "WITH x AS (SELECT 1) DELETE FROM t",
         "SELECT load_extension('x')",
         "SELECT random(), n FROM t",
+        "SELECT CURRENT_TIMESTAMP, n FROM t",
+        "SELECT datetime('now'), n FROM t",
         "SELECT * FROM pragma_table_list",
     ],
 )
@@ -154,6 +162,7 @@ def test_a_row_that_fails_is_not_a_failed_completion(changed: dict[str, Any], wh
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
+        ({"reference": None, "expected": [[[10**400]], [], []]}, "spec.expected"),
         ({"schema": 5}, "spec.schema: found 5; accepted: statements"),
         ({"reference": None}, "spec.reference: found neither of the two"),
         ({"expected": [[], [], []]}, "spec.reference: found both of the two"),

@@ -37,6 +37,7 @@ def test_the_order_of_rows_does_not_matter_unless_asked(rows: list[Any], random:
     [
         (1, 1.0, True),
         (1, "1", False),
+        (1, "number", False),
         (None, None, True),
         (None, 0, False),
         (None, "", False),
@@ -52,6 +53,17 @@ def test_the_order_of_rows_does_not_matter_unless_asked(rows: list[Any], random:
 def test_values(one: Any, other: Any, equal: bool) -> None:
     assert same_rows([(one,)], [(other,)], True, 1e-9) is equal
     assert same_rows([(one,)], [(other,)], False, 1e-9) is equal
+
+
+def test_many_rows_may_differ_by_rounding() -> None:
+    expected = [(n % 7 + 0.3, n) for n in range(300)]
+    found = [(n % 7 + (0.1 + 0.2 if n % 3 else 0.3), n) for n in range(300)]
+    assert same_rows(found, expected, False, 1e-9)
+    assert not same_rows(found, [*expected[:-1], (5.3, 1000)], False, 1e-9)
+
+
+def test_a_large_tolerance_is_relative() -> None:
+    assert not same_rows([(1e-6,)], [(2e-6,)], False, 0.01)
 
 
 def test_widths_and_repeats_count() -> None:
