@@ -148,6 +148,31 @@ def read_codeforces(row: dict[str, Any], where: str) -> None:
         row["tags"] = [tag for tag in row["tags"] if isinstance(tag, str)]
 
 
+def read_code_contests(row: dict[str, Any], where: str) -> None:
+    """Convert a row with CodeContests' published keys. Private and generated tests are hidden."""
+    for key in ("input_file", "output_file"):
+        if row.pop(key, None):
+            raise DataError(message(f"{where} {key}", "a file", "standard input and output"))
+    text = str(row.pop("description")).strip()
+    row["prompt"] = (
+        f"{text}\n\nWrite a Python program that reads standard input and prints the answer."
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key in ("public_tests", "private_tests", "generated_tests"):
+        given = row.pop(key, None) or {"input": [], "output": []}
+        pairs = zip(given["input"], given["output"], strict=True)
+        found[key] = [{"stdin": stdin, "stdout": stdout} for stdin, stdout in pairs]
+    row["tests"] = found["public_tests"]
+    row["hidden_tests"] = [*found["private_tests"], *found["generated_tests"]]
+    if not row["tests"] and not row["hidden_tests"]:
+        raise DataError(message(f"{where} public_tests", "no test", '{"input", "output"}'))
+    # The limits are those of a contest's machine, in seconds of a compiled program.
+    for key in ("time_limit", "memory_limit_bytes", "solutions", "incorrect_solutions"):
+        row.pop(key, None)
+    if "name" in row:
+        row.setdefault("id", row.pop("name"))
+
+
 def _codeforces_prompt(row: Mapping[str, Any], examples: Sequence[Any]) -> str:
     parts = [str(row.get("title") or "").strip(), str(row["description"]).strip()]
     for key, name in (("input_format", "Input"), ("output_format", "Output"), ("note", "Note")):

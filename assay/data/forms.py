@@ -97,6 +97,14 @@ _PROGRAMS = (
         refuses="interactive problems, input from files, answers that need a checker program",
     ),
     Form(
+        "CodeContests, published keys",
+        ("description", "public_tests", "private_tests"),
+        "code",
+        (("deepmind/code_contests", "CC BY 4.0"),),
+        contest_rows.read_code_contests,
+        refuses="input and output in files",
+    ),
+    Form(
         "KodCode",
         ("question", "solution", "test|test_code"),
         "code",

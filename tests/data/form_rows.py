@@ -50,6 +50,14 @@ CODEFORCES = {
     "rating": 800, "tags": ["math"], "official_tests": SUMS + MORE_SUMS, "input_mode": "stdio",
     "official_tests_complete": True, "generated_checker": None, "executable": True,
 }  # fmt: skip
+CODE_CONTESTS = {
+    "name": "1_A. Sum", "description": "Print the sum.", "source": 2, "difficulty": 7,
+    "public_tests": {"input": ["1 2\n"], "output": ["3\n"]},
+    "private_tests": {"input": ["3 4\n"], "output": ["7\n"]},
+    "generated_tests": {"input": ["5 6\n"], "output": ["11\n"]},
+    "solutions": {"language": [], "solution": []}, "input_file": "", "output_file": "",
+    "time_limit": {"seconds": 1, "nanos": 0}, "memory_limit_bytes": 256000000,
+}  # fmt: skip
 KODCODE = {
     "version": "v1.0", "style": "instruct", "subset": "Prefill", "question_id": "Prefill_1_I",
     "question": "Write half(n). Odd numbers are a ValueError.", "solution": "",
@@ -195,6 +203,7 @@ CASES: list[tuple[str, dict[str, Any], str, str, tuple[str, ...]]] = [
      fenced("class Solution:\n    def double(self, n, times):\n        return n << times"),
      (fenced("class Solution:\n    def double(self, n, times):\n        return n * 2"),)),
     ("Codeforces of Open-R1", CODEFORCES, "code", ADD, (SUBTRACT, fenced("print(3)"))),
+    ("CodeContests, published keys", CODE_CONTESTS, "code", ADD, (SUBTRACT, fenced("print(3)"))),
     ("KodCode", KODCODE, "code", fenced(HALF), (
         fenced("def half(n):\n    return n // 2"), fenced("def half(n):\n    return 2"),
         fenced("def half(n):\n    raise ValueError"))),
