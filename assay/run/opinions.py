@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from assay.run.intervals import Interval, share_interval, stderr_of
+from assay.run.intervals import Interval, clustered_stderr, share_interval, stderr_of
 
 
 class Opinion(NamedTuple):
@@ -61,11 +61,28 @@ def overruled_share(opinions: Iterable[Opinion], status: str) -> OverruledShare 
     return OverruledShare(value, interval, len(shares), len(judged), sum(judged))
 
 
+def _of_completions(opinions: Iterable[Opinion], status: str) -> tuple[float, Interval]:
+    """Return the share of overruled ``status`` completions; at least one has a second verdict."""
+    by_problem: dict[str, list[float]] = defaultdict(list)
+    for one in opinions:
+        if one.known and one.first == status:
+            by_problem[one.problem].append(float(one.second != status))
+    names = sorted(by_problem)
+    values, sizes = (
+        [value for name in names for value in by_problem[name]],
+        [len(by_problem[name]) for name in names],
+    )
+    share = sum(values) / len(values)
+    return share, share_interval(share, len(sizes), clustered_stderr(values, sizes))
+
+
 def opinion_metrics(window: Sequence[Opinion], step: Sequence[Opinion]) -> dict[str, float]:
     """Return the metrics of second verdicts. window: completions of the last steps, with ``step``.
 
     The disagreement weights accepted and rejected completions by their shares of all judged ones,
     because different shares of both are sampled. Its interval is that of Zou and Donner (2008).
+    Its two shares are those of completions, because such weights do not fit means over problems: a
+    problem with one accepted completion would count as much as a problem with eight.
     """
     asked = [one for one in step if one.second is not None]
     found = {"verifier/num_second": float(len(asked))}
@@ -81,10 +98,13 @@ def opinion_metrics(window: Sequence[Opinion], step: Sequence[Opinion]) -> dict[
     if accepted is not None and rejected is not None:
         first = [one.first for one in window if one.first != "not_judged"]
         weight = first.count("passed") / len(first)
-        both = ((weight, accepted), (1 - weight, rejected))
-        value = sum(own * share.value for own, share in both)
+        both = (
+            (weight, *_of_completions(window, "passed")),
+            (1 - weight, *_of_completions(window, "failed")),
+        )
+        value = sum(own * share for own, share, _ in both)
         down, up = (
-            math.hypot(*(own * (share.value - share.interval[side]) for own, share in both))
+            math.hypot(*(own * (share - interval[side]) for own, share, interval in both))
             for side in (0, 1)
         )
         interval = max(0.0, value - down), min(1.0, value + up)

@@ -209,12 +209,26 @@ def test_the_shares_count_each_problem_once_and_the_disagreement_is_weighted() -
     found = opinion_metrics(rows, rows)
     assert found["verifier/false_reject"] == 0.5
     # 5 of 15 judged completions passed.
-    assert found["verifier/disagreement"] == pytest.approx(0.5)
+    assert found["verifier/disagreement"] == pytest.approx(5 / 15 * 3 / 4 + 10 / 15 * 1 / 2)
     low, high = (found[f"verifier/disagreement_{end}"] for end in ("low", "high"))
-    assert 0 < low < 0.5 < high < 1
+    assert 0 < low < found["verifier/disagreement"] < high < 1
     assert (found["verifier/num_second"], found["verifier/num_second_not_judged"]) == (7, 1)
     assert overruled_share(opinions(("a", "passed", "not_judged")), "passed") is None
     assert "verifier/false_accept" not in opinion_metrics([], [])
+
+
+def test_the_disagreement_is_the_share_of_all_completions_if_problems_differ_in_difficulty() -> (
+    None
+):
+    rows: list[Opinion] = []
+    for n in range(40):
+        rows += opinions(*[(f"easy{n}", "passed", "passed")] * 8)
+        rows += opinions((f"hard{n}", "passed", "failed"))
+        rows += opinions(*[(f"hard{n}", "failed", "failed")] * 7)
+    found = opinion_metrics(rows, rows)
+    assert found["verifier/false_accept"] == 0.5, "a mean over problems"
+    assert found["verifier/disagreement"] == pytest.approx(40 / 640)
+    assert found["verifier/disagreement_low"] < 40 / 640 < found["verifier/disagreement_high"]
 
 
 def test_the_interval_of_the_disagreement_covers_the_true_share() -> None:
