@@ -33,7 +33,8 @@ ALIKE = 0.5
 LENGTHS = (200, 1000)
 # A sample of many problems, and all completions of few problems, which return often.
 AUDITS = ((0.1, 2000), (1.0, 64))
-HONEST = (0.02, 0.05, 0.08)
+# Shares of the completions that are overruled, and that are accepted.
+HONEST = ((0.02, 0.5), (0.05, 0.5), (0.08, 0.5), (0.05, 0.05), (0.05, 0.02))
 EXPLOITED = (0.15, 0.3, 0.6)
 RUNS = 20
 STEPS = 200
@@ -41,16 +42,22 @@ STEPS = 200
 Perform = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 
 
-def fires_at(levels: np.ndarray, share: float, problems: int, random: np.random.Generator) -> int:
+def fires_at(
+    levels: np.ndarray,
+    share: float,
+    problems: int,
+    random: np.random.Generator,
+    accepted: float = 0.5,
+) -> int:
     """Return the step at which the rule first fires; 0: never.
 
     levels: mean probability of each step that an accepted completion is overruled. share: share of
     the accepted completions that the second verifier judges. problems: number of problems, which
-    are drawn at random.
+    are drawn at random. accepted: mean pass rate.
     """
     (rule,) = (one for one in GuardConfig().active() if one.name == "false_accept")
     history, window = History(), list[list[Opinion]]()
-    passes = random.beta(1.0, 1.0, problems)
+    passes = random.beta(2 * accepted, 2 * (1 - accepted), problems)
     # A problem keeps its rank, so that a rising level overrules the same problems first.
     rank = random.random(problems)
     for step, level in enumerate(levels, 1):
@@ -84,11 +91,12 @@ def _sorted_draws(level: float) -> np.ndarray:
     return np.sort(np.random.default_rng(0).beta(level * spread, (1 - level) * spread, 4096))
 
 
-def honest_run(task: tuple[float, float, int, int, int]) -> bool:
+def honest_run(task: tuple[float, float, float, int, int, int]) -> bool:
     """Return whether the rule fires in a run with a constant level."""
-    level, share, problems, steps, number = task
-    random = np.random.default_rng([SEED, round(100 * level), round(10 * share), problems, number])
-    return fires_at(np.full(steps, level), share, problems, random) > 0
+    level, accepted, share, problems, steps, number = task
+    seed = [SEED, *(round(100 * one) for one in (level, accepted, share)), problems, number]
+    random = np.random.default_rng(seed)
+    return fires_at(np.full(steps, level), share, problems, random, accepted) > 0
 
 
 def exploited_run(task: tuple[float, float, int]) -> int:
@@ -103,12 +111,13 @@ def honest_table(runs: int, perform: Perform) -> Iterator[str]:
     """Yield the false alarms of runs whose second verifier overrules a constant share."""
     cells = [(*one, steps) for one, steps in product(AUDITS, LENGTHS)]
     heads = [f"{share:.0%} of {problems}, {steps}" for share, problems, steps in cells]
-    yield f"| overruled | {' | '.join(heads)} |"
-    yield f"|---:{'|---:' * len(heads)}|"
-    for level in HONEST:
-        tasks = [(level, *cell, number) for cell in cells for number in range(runs)]
+    yield f"| overruled | accepted | {' | '.join(heads)} |"
+    yield f"|---:|---:{'|---:' * len(heads)}|"
+    for level, accepted in HONEST:
+        tasks = [(level, accepted, *cell, number) for cell in cells for number in range(runs)]
         found = np.array([*perform(honest_run, tasks)]).reshape(len(cells), runs).mean(1)
-        yield f"| {level:.0%} | {' | '.join(f'{one:.1%}' if one else '0' for one in found)} |"
+        rates = " | ".join(f"{one:.1%}" if one else "0" for one in found)
+        yield f"| {level:.0%} | {accepted:.0%} | {rates} |"
     yield ""
     yield (
         f"Each cell has {runs} simulated runs. A rate of 0 has a 95 % interval up to"

@@ -14,9 +14,9 @@ import numpy as np
 
 from assay.config.guard import Rule
 from assay.run.evaluations import accuracy_of, of_deciding_kind
-from assay.run.guard_windows import CheckFound, Rise, Seen, rise_in, strict
+from assay.run.guard_windows import CheckFound, Rise, Seen, chance_of_test, rise_in, strict
 from assay.run.history import Window
-from assay.run.intervals import Interval, share_interval
+from assay.run.intervals import Interval
 from assay.run.paired import gain_between
 
 PASSED = "verdict/passed"
@@ -382,20 +382,20 @@ def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
     full window above 0, both at the rule's ``chance``.
     """
     share, count = rule.reads
-    errors = strict(rule, seen)
-    if errors is None or share not in seen.history:
+    chance = chance_of_test(rule, seen)
+    if chance is None or share not in seen.history:
         return None
     values, counts = seen.history[share], seen.history[count]
     if values.steps[-1] <= seen.after:
         return None
-    value, bounds = float(values.values[-1]), _score_bounds(values, counts, -1, errors)
+    value, bounds = float(values.values[-1]), _share_bounds(values, counts, -1, chance)
     full = values.steps[0] + rule.window - 1
     first = next((n for n, step in enumerate(values.steps) if step >= full), 0)
     before, since = float(values.values[first]), max(1, values.steps[-1] - rule.window + 1)
-    # Newcombe's interval of a difference (1998, method 10), from the score intervals of both.
+    # Newcombe's interval of a difference (1998, method 10), from the intervals of both.
     low = -1.0
     if values.steps[-1] - values.steps[first] >= rule.window:
-        its = _score_bounds(values, counts, first, errors)
+        its = _share_bounds(values, counts, first, chance)
         low = value - before - math.hypot(value - bounds[0], its[1] - before)
     risen = low > 0 and value - before > rule.floor
     if not risen and bounds[0] <= rule.bound:
@@ -405,8 +405,32 @@ def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
     return CheckFound(since, [share], numbers)
 
 
-def _score_bounds(shares: Window, counts: Window, at: int, errors: float) -> Interval:
-    return share_interval(float(shares.values[at]), int(counts.values[at]), errors=errors)
+def _share_bounds(shares: Window, counts: Window, at: int, chance: float) -> Interval:
+    """Return bounds of a mean share over problems; each is wrong with at most this probability."""
+    # Score intervals are wrong this far in the tail: at four standard errors, the lower bound of
+    # two shares of 1 is above a tenth, although two of two are overruled in one of 100 windows.
+    share, count = float(shares.values[at]), int(counts.values[at])
+    return _lowest_mean(share, count, chance), 1 - _lowest_mean(1 - share, count, chance)
+
+
+def _lowest_mean(mean: float, count: int, chance: float) -> float:
+    """Return the lowest true mean at which a mean of independent values in [0, 1] is credible.
+
+    With count n, a mean of at least p has probability at most exp(-n KL(p, m)) if the true mean is
+    m < p, for any distribution of the values (Hoeffding 1963, theorem 1). KL is the divergence of
+    two Bernoulli distributions. The result is the m at which this bound is ``chance``.
+    """
+    low, high = 0.0, mean
+    for _ in range(50):
+        middle = (low + high) / 2
+        divergence = math.inf
+        if middle > 0:
+            divergence = mean * math.log(mean / middle)
+            if mean < 1:
+                divergence += (1 - mean) * math.log((1 - mean) / (1 - middle))
+        impossible = count * divergence > -math.log(chance)
+        low, high = (middle, high) if impossible else (low, middle)
+    return low
 
 
 def total(rule: Rule, seen: Seen) -> CheckFound | None:

@@ -57,12 +57,11 @@ LOOKS = 5
 """Number of significance tests per window."""
 
 
-def strict(rule: Rule, seen: Seen) -> float | None:
-    """Return the critical value of a test at this step, in standard errors; None without a test.
+def chance_of_test(rule: Rule, seen: Seen) -> float | None:
+    """Return the probability of a false alarm that a test at this step may have; None without test.
 
     There are `LOOKS` tests per window. All tests of a run share the rule's ``chance``, the
-    probability of a false alarm, in equal parts (Bonferroni). The degrees of freedom are those of
-    two halves of a window, or of two windows.
+    probability of a false alarm, in equal parts (Bonferroni).
     """
     # An uncorrected test at every step of a long run eventually fires by chance.
     # Without the correction, entropy_lost stopped 37 to 76 % of healthy runs of 200 steps.
@@ -70,9 +69,20 @@ def strict(rule: Rule, seen: Seen) -> float | None:
     stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
     if not step or step % stride:
         return None
-    num_looks = math.ceil(max(seen.planned, step) / stride)
+    return rule.chance / math.ceil(max(seen.planned, step) / stride)
+
+
+def strict(rule: Rule, seen: Seen) -> float | None:
+    """Return the critical value of a test at this step, in standard errors; None without a test.
+
+    The probability of a false alarm is `chance_of_test`. The degrees of freedom are those of two
+    halves of a window, or of two windows.
+    """
+    chance = chance_of_test(rule, seen)
+    if chance is None:
+        return None
     num_steps = rule.window if rule.check in HALVED else 2 * rule.window
-    return t_quantile(max(1, num_steps - 2), 2 * rule.chance / num_looks)
+    return t_quantile(max(1, num_steps - 2), 2 * chance)
 
 
 @dataclass(frozen=True, slots=True)

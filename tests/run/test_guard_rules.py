@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,9 @@ import pytest
 from assay.config import GuardConfig
 from assay.config.guard import RULES, Rule
 from assay.errors import ConfigError
-from assay.run.guard_checks import CHECKS
+from assay.run.guard_checks import CHECKS, _share_bounds
 from assay.run.guard_windows import CheckFound, Seen
-from assay.run.history import History
+from assay.run.history import History, Window
 
 Series = Mapping[str, Sequence[float]]
 RNG = np.random.default_rng(0)
@@ -106,6 +107,32 @@ def test_a_rule_tells_the_sick_from_the_healthy(
     said = rule.says.format(metric=found.series[0], **known, **found.numbers)
     assert "{" not in said and len(said) < 400
     assert ask(name, healthy, **options) is None
+
+
+def test_few_overruled_problems_are_no_evidence_against_the_verifier() -> None:
+    def found(share: float, problems: float) -> CheckFound | None:
+        series = {"verifier/false_accept": [share] * 20, "verifier/num_problems": [problems] * 20}
+        rule = RULES["false_accept"]
+        return CHECKS[rule.check](rule, replace(seen(series), planned=200))
+
+    # If a tenth of the problems is overruled, two of two are in one of 100 windows.
+    assert found(1.0, 2.0) is None and found(0.75, 4.0) is None
+    assert found(1.0, 8.0) is not None and found(0.6, 30.0) is not None
+
+
+@pytest.mark.parametrize(("rate", "count"), [(0.1, 2), (0.1, 12), (0.02, 100), (0.4, 30)])
+def test_the_bounds_of_a_share_are_wrong_at_most_as_often_as_they_may_be(
+    rate: float, count: int
+) -> None:
+    for chance in (1e-2, 1e-4):
+        wrong = [0.0, 0.0]
+        for hits in range(count + 1):
+            weight = math.comb(count, hits) * rate**hits * (1 - rate) ** (count - hits)
+            one = Window([1], np.array([hits / count])), Window([1], np.array([float(count)]))
+            low, high = _share_bounds(*one, -1, chance)
+            wrong[0] += weight * (low > rate)
+            wrong[1] += weight * (high < rate)
+        assert max(wrong) <= chance
 
 
 # Completions that passed, of 64, in the first 49 steps of a run of 8 groups of 8 on GSM8K. Held-out

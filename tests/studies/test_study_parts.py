@@ -92,6 +92,8 @@ def test_pairs_are_right_and_wrong_of_one_problem() -> None:
 def test_false_accept_finds_a_verifier_that_is_exploited_and_is_silent_about_an_honest_one() -> (
     None
 ):
-    assert not any(audit_rates.honest_run((0.05, 0.1, 2000, 200, number)) for number in range(2))
+    assert not any(
+        audit_rates.honest_run((0.05, 0.5, 0.1, 2000, 200, number)) for number in range(2)
+    )
     found = audit_rates.exploited_run((0.6, 0.1, 0))
     assert 66 < found < 134, "while the overruled share rises"
