@@ -239,8 +239,7 @@ class Run:
         self.history.add(row)
         self._rollout_metrics = {}
         self._between = None
-        by_number = step % self.config.checkpoint.every == 0 or step == self.num_steps
-        if by_number:
+        if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
         elif self.checkpoints.is_late and self.save_checkpoint():
             # If this unscheduled checkpoint is lost, resume must not restart the run from step 0.
@@ -324,8 +323,8 @@ class Run:
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
         """Compare verifiers with the recorded verifiers of this run, and record new verifiers.
 
-        Raises RunError if a verifier or the configured reward changed. An accepted change is
-        recorded, and rollouts after the newest checkpoint are discarded.
+        Raises RunError if a verifier of the reward or the configured reward changed. An accepted
+        change is recorded, and rollouts after the newest checkpoint are discarded.
         """
         reward = surroundings.reward_of(self.config)
         changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
@@ -336,6 +335,8 @@ class Run:
                 f"({'; '.join(changed)}); rewards would not be comparable; resume with "
                 "--accept-changed-verifiers if they are"
             )
+        if aside := surroundings.find_changed_verifiers(self.verifiers, verifiers, audit_only=True):
+            self.event("audit_verifier_changed", changes=aside)
         now = surroundings.keep_sources(self.folder, verifiers)
         if changed or any(self.verifiers.get(name) != facts for name, facts in now.items()):
             self.verifiers, self._reward = self.verifiers | now, reward

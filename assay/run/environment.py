@@ -45,6 +45,9 @@ _HARMFUL = (
 SOURCES = "verifiers"
 """Folder of a run with the source code of user verifiers, by hash."""
 
+AUDIT_ONLY = "audit_only"
+"""Key in the description of a verifier that no reward uses, only ``audit.second``."""
+
 _TELLING = ("version", "hash", "options", "checkpoint")
 
 
@@ -106,15 +109,20 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
     ]
 
 
-def find_changed_verifiers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def find_changed_verifiers(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, audit_only: bool = False
+) -> list[str]:
     """Describe each verifier that two environments record differently, one line each.
 
     Version, content hash, and the digests of options and checkpoint are compared. A verifier that
-    only one of the environments contains is not reported.
+    only one of the environments contains is not reported. audit_only: compare the verifiers that
+    only ``audit.second`` uses now, instead of all others.
     """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
         old, new = dict(before[name]), dict(now[name])
+        if new.get(AUDIT_ONLY, False) != audit_only:
+            continue
         if any(old.get(key) != new.get(key) for key in _TELLING):
             changed.append(f"{name}: {verifier_text(old)} before, {verifier_text(new)} now")
     return changed

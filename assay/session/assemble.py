@@ -223,11 +223,12 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
 
 @dataclass(frozen=True)
 class Problems:
-    """Training and held-out problems, checked for overlap. notes: one line per finding."""
+    """Checked training and held-out problems. notes: findings. audited: see `SecondCheck`."""
 
     train: ProblemSet
     heldout: Sequence[Problem]
     notes: tuple[str, ...]
+    audited: frozenset[str] = frozenset()
 
 
 def read_problems(
@@ -265,7 +266,7 @@ def read_problems(
         train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
     )
     notes = (*report.describe().splitlines(), *tried, *seconds.finish())
-    return Problems(report.train, heldout, notes)
+    return Problems(report.train, heldout, notes, seconds.audited(heldout))
 
 
 def open_curriculum(
@@ -380,7 +381,8 @@ def fit_problems(problems: Problems, session: Session) -> Problems:
     notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
     if train.skipped:
         notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
-    return Problems(train, heldout, tuple(line for note in notes for line in note.splitlines()))
+    lines = tuple(line for note in notes for line in note.splitlines())
+    return replace(problems, train=train, heldout=heldout, notes=lines)
 
 
 class Rendering(Protocol):

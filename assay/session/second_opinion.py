@@ -7,14 +7,16 @@ part of the reward.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from assay.config import AuditConfig, TrainConfig
 from assay.config.guard import RULES
 from assay.errors import ConfigError, VerifierError, message
 from assay.run.directory import Run
+from assay.run.environment import AUDIT_ONLY
 from assay.run.opinions import (
     OPINION_COLUMNS,
     Opinion,
@@ -27,6 +29,7 @@ from assay.session.evaluate import judge_groups
 from assay.types import Group, Problem, Verdict
 from assay.verify.expression import parse_expression
 from assay.verify.service import VerifierService
+from assay.verify.serving.sums import names_in
 
 RULE = "false_accept"
 
@@ -152,12 +155,14 @@ class SecondCheck:
         self._settings, self._service = config.audit, service
         self._seen = self._unusable = 0
         self._first = ""
+        self._rewards = {config.data.verifier, *config.data.verifier_by_tag.values()}
 
     def check(self, problem: Problem) -> None:
         """Count a row, and whether its spec is invalid for the second verifier."""
         if self._settings is None:
             return
         self._seen += 1
+        self._rewards.add(problem.verifier or "")
         seconds = replace(problem, verifier=self._settings.second)
         try:
             self._service.check_problem(seconds)
@@ -167,6 +172,14 @@ class SecondCheck:
         if why:
             self._unusable += 1
             self._first = self._first or f"{problem.place} {why}"
+
+    def audited(self, heldout: Iterable[Problem]) -> frozenset[str]:
+        """Return the names of the verifiers of ``audit.second`` that no reward and no row uses."""
+        if self._settings is None:
+            return frozenset()
+        used = self._rewards | {one.verifier or "" for one in heldout}
+        rewards = {name for one in used if one for name in names_in(one)}
+        return frozenset(names_in(self._settings.second)) - rewards
 
     def finish(self) -> list[str]:
         """Return a line for each finding. Raises ConfigError if no row can be judged."""
@@ -197,6 +210,16 @@ def check_second(config: TrainConfig, service: VerifierService) -> None:
         found = f"{compares[0]}, which compares the completions of a group"
         accepted = "verifiers that judge each completion by itself: a sample is no group"
         raise ConfigError(message("audit.second", found, accepted))
+
+
+def mark_audited(
+    verifiers: Mapping[str, Mapping[str, Any]], audited: Collection[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Mark the verifiers that no reward uses: they may change before a resume."""
+    return {
+        name: {**facts, AUDIT_ONLY: True} if name in audited else facts
+        for name, facts in verifiers.items()
+    }
 
 
 def code_names(config: TrainConfig) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from assay.session.assemble import (
 from assay.session.evaluate import evaluate
 from assay.session.learners import rate_words
 from assay.session.placement import on_actors
-from assay.session.second_opinion import SecondOpinion
+from assay.session.second_opinion import SecondOpinion, mark_audited
 from assay.session.step_log import RunGenerator, RunVerifiers
 from assay.types import Group, Problem, Verdict
 from assay.verify.base import resolve
@@ -106,12 +106,17 @@ class Kind:
 
 
 def open_run(
-    stage: Stage, num_steps: int, model: Any, stack: ExitStack, session: Session | None = None
+    stage: Stage,
+    num_steps: int,
+    model: Any,
+    stack: ExitStack,
+    session: Session | None = None,
+    audited: Collection[str] = (),
 ) -> Run:
     """Create or resume a run directory; the report is written when ``stack`` closes.
 
     session: session whose sampler and verifiers report to the run; None if the stage does not
-    sample.
+    sample. audited: names of verifiers that no reward uses.
     """
     end_startup()
     verifiers = None
@@ -119,6 +124,7 @@ def open_run(
         # Rows may name verifiers that a run loads late; a resumed run also compares their versions.
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
         verifiers = session.verifiers.describe(filter(session.verifiers.allows, used))
+        verifiers = mark_audited(verifiers, audited)
     if stage.resume is not None:
         run = Run.resume(
             stage.resume,
@@ -175,7 +181,8 @@ class OnPolicy:
         self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
     ) -> tuple[Run, Draws, RunGenerator, RunVerifiers]:
         """Open the run and attach saved objects; return (run, curriculum, generator, verifiers)."""
-        run = open_run(self.stage, num_steps, self.session.loaded.model, self.stack, self.session)
+        model, audited = self.session.loaded.model, self.problems.audited
+        run = open_run(self.stage, num_steps, model, self.stack, self.session, audited)
         for note in notes:
             run.note(note)
         attached = (self.session, self.problems, learner, layout, self.tested, self.stack)
@@ -250,7 +257,11 @@ def attach_sampling(
         second = SecondOpinion(run.config.audit, session.verifiers, run)
         run.add_metrics(second.metrics)
     judge = judge or session.verifiers
-    verifiers = RunVerifiers(judge, run, judge.describe, second)
+
+    def describe() -> Mapping[str, Mapping[str, Any]]:
+        return mark_audited(judge.describe(), problems.audited)
+
+    verifiers = RunVerifiers(judge, run, describe, second)
     return curriculum, RunGenerator(session.sampler, run), verifiers
 
 

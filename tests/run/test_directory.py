@@ -262,6 +262,18 @@ def test_a_changed_verifier_is_refused_unless_accepted(killed: Path) -> None:
     Run.resume(killed, verifiers=changed, quiet=True).__exit__(None, None, None)
 
 
+def test_a_changed_second_verifier_is_recorded_and_no_rollout_is_dropped(killed: Path) -> None:
+    changed = {"math": {"version": 1, "hash": "b" * 64, "audit_only": True}}
+    with Run.resume(killed, verifiers=changed, quiet=True) as run:
+        run.attach(learner=FakeLearner())
+        assert run.recorded(5) is not None
+    events = {row["kind"]: row for row in rows_of(killed, "events")}
+    assert "bbb" in events["audit_verifier_changed"]["changes"][0]
+    assert not {"verifiers_changed", "rollouts_dropped"} & {*events}
+    environment = json.loads((killed / "environment.json").read_text())
+    assert environment["verifiers"] == changed
+
+
 def test_a_verifier_met_later_is_written_down_and_then_held(tmp_path: Path) -> None:
     with Run.create(make_config(tmp_path), quiet=True) as run:
         run.check_verifiers(VERIFIERS)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from train_worlds import NEVER, World, rows_of
 
-from assay.errors import ConfigError, VerifierError
+from assay.errors import ConfigError, RunError, VerifierError
 from assay.evaluation import rejudge
 from assay.evaluation.audit import audit, read_queue
 from assay.evaluation.replay import replay
@@ -123,6 +123,26 @@ def test_a_resumed_run_has_the_same_second_verdicts_and_metrics(
     ]
     assert metrics[0] == metrics[1] and "verifier/disagreement" in metrics[0][-1]
     assert replay(part, 4).agrees, "the metrics of a step cover the steps before its checkpoint"
+
+
+def test_a_changed_second_verifier_does_not_stop_a_resume_unless_a_row_is_rewarded_by_it(
+    world: World,
+) -> None:
+    tree = audited(world, "math")
+    tree["rl"] = {"steps": 1, "num_prompts": 2, "group_size": 2}
+    run = Path(train(tree, quiet=True).run)
+    more = ["rl.steps=2", "verification.options.math.fallback=none"]
+    assert train(resume=run, overrides=more, quiet=True).steps == 2
+    (event,) = [row for row in rows_of(run, "events") if row["kind"] == "audit_verifier_changed"]
+    assert event["changes"][0].startswith("math: version")
+
+    path = world.write_rows(
+        "named.jsonl", [{"id": "n", "prompt": "2+2=", "answer": "4", "verifier": "math"}]
+    )
+    tree["data"] = {**tree["data"], "train": [str(path)], "heldout": []}  # type: ignore[dict-item]
+    run = Path(train({**tree, "run": {**tree["run"], "name": "named"}}, quiet=True).run)  # type: ignore[dict-item]
+    with pytest.raises(RunError, match="math: version"):
+        train(resume=run, overrides=more, quiet=True)
 
 
 def test_the_audit_of_a_run_lists_what_its_second_verifier_overruled(
