@@ -378,6 +378,7 @@ def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if a share of overruled verdicts is above the limit, or rises by more than the floor.
 
     The first metric is the share over a window of steps, and the second the number of its problems.
+    A third metric, ``verifier/second_since``, is the first step of the current second verifier.
     The share's lower bound must be above the limit, or the lower bound of its rise since the first
     full window above 0, both at the rule's ``chance``.
     """
@@ -389,8 +390,13 @@ def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
     if values.steps[-1] <= seen.after:
         return None
     value, bounds = float(values.values[-1]), _share_bounds(values, counts, -1, chance)
-    full = values.steps[0] + rule.window - 1
-    first = next((n for n, step in enumerate(values.steps) if step >= full), 0)
+    # After a resume with another second verifier, earlier shares are not comparable.
+    start = max(values.steps[0], int(seen.row.get("verifier/second_since", 0)))
+    own = [n for n, step in enumerate(values.steps) if step >= start]
+    if not own:
+        return None
+    full = start + rule.window - 1
+    first = next((n for n in own if values.steps[n] >= full), own[0])
     before, since = float(values.values[first]), max(1, values.steps[-1] - rule.window + 1)
     # Newcombe's interval of a difference (1998, method 10), from the intervals of both.
     low = -1.0

@@ -15,6 +15,7 @@ from typing import Any
 from assay.config import AuditConfig, TrainConfig
 from assay.config.guard import RULES
 from assay.errors import ConfigError, VerifierError, message
+from assay.host.records import read_events
 from assay.run.directory import Run
 from assay.run.environment import AUDIT_ONLY
 from assay.run.opinions import (
@@ -32,6 +33,7 @@ from assay.verify.service import VerifierService
 from assay.verify.serving.sums import names_in
 
 RULE = "false_accept"
+SINCE = "verifier/second_since"
 
 
 class SecondOpinion:
@@ -46,11 +48,16 @@ class SecondOpinion:
         self._window = window_of(run.config)
         self._steps: dict[int, dict[str, Opinion]] = {}
         self._judged_none_yet, self._why = True, ""
+        self._since = _first_step(run)
         for step in run.rollouts.steps():
             if run.step - self._window < step <= run.step:
                 columns = (*OPINION_COLUMNS, "completion_id")
                 rows = read_columns(run.rollouts.path(step), columns) or ()
-                self._steps[step] = {row["completion_id"]: opinion_of(row) for row in rows}
+                own = [opinion_of(row) for row in rows]
+                # An edited verifier can have the same label, so the label alone does not tell.
+                own = own if step >= self._since else of_one_verifier(own, ())
+                ids = (row["completion_id"] for row in rows)
+                self._steps[step] = dict(zip(ids, own, strict=True))
                 self._judged_none_yet &= not any(one.known for one in self._steps[step].values())
 
     def judge(
@@ -102,7 +109,9 @@ class SecondOpinion:
         # After a resume with another second verifier, earlier verdicts are not comparable.
         labels = {one.verifier for one in step} or {one.verifier for one in window}
         self._warn_if_never_judged(step)
-        return opinion_metrics(of_one_verifier(window, labels), step)
+        found = opinion_metrics(of_one_verifier(window, labels), step)
+        # The guard must not compare with the shares of an earlier verifier.
+        return found | ({SINCE: float(self._since)} if self._since > 1 else {})
 
     def _draws(self, completion_id: str, verdict: Verdict) -> bool:
         if not verdict.judged:
@@ -132,6 +141,19 @@ class SecondOpinion:
                     f"warning: audit.second: {self._settings.second} judged none of"
                     f" {len(asked)} completions: {self._why}"
                 )
+
+
+def _first_step(run: Run) -> int:
+    """Return the first step of a resumed run that its current second verifier judges."""
+    found = [int(run.history[SINCE].values[-1])] if SINCE in run.history else [1]
+    path = run.folder / "events.jsonl"
+    for event in read_events(path) if path.exists() else ():
+        changes = event.get("config_changes") or ()
+        changed = any(str(one).startswith("audit.second:") for one in changes)
+        step = event["step"]
+        if (changed or event["kind"] == "audit_verifier_changed") and step <= run.step:
+            found.append(step + 1)
+    return max(found)
 
 
 def _status_only(verdict: Verdict) -> Verdict:

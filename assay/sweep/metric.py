@@ -48,7 +48,7 @@ METRICS: Mapping[str, str] = {
     "trust_region": "backtracks cg_residual improvement kl",
     "update": "stopped_at",
     "verifier": "disagreement false_accept false_reject num_problems num_second"
-    " num_second_not_judged",
+    " num_second_not_judged second_since",
     "verdict": "error not_judged_share not_judged passed score timeout unavailable",
 }
 OPEN = ("reward", "family", "mixture", "time", "speed", "verify", "eval/pass_at_")

@@ -120,6 +120,18 @@ def test_few_overruled_problems_are_no_evidence_against_the_verifier() -> None:
     assert found(1.0, 8.0) is not None and found(0.6, 30.0) is not None
 
 
+def test_a_rise_counts_only_since_the_second_verifier_changed() -> None:
+    series = {
+        "verifier/false_accept": [0.0] * 40 + [0.09] * 44,
+        "verifier/num_problems": [1000.0] * 84,
+    }
+    assert ask("false_accept", series) is not None
+    assert ask("false_accept", series | {"verifier/second_since": [41.0] * 84}) is None
+    risen = {"verifier/false_accept": [0.0] * 40 + [0.01] * 24 + [0.09] * 20}
+    found = ask("false_accept", series | risen | {"verifier/second_since": [41.0] * 84})
+    assert found is not None and found.numbers["before"] == 0.01
+
+
 @pytest.mark.parametrize(("rate", "count"), [(0.1, 2), (0.1, 12), (0.02, 100), (0.4, 30)])
 def test_the_bounds_of_a_share_are_wrong_at_most_as_often_as_they_may_be(
     rate: float, count: int

@@ -135,6 +135,13 @@ def test_a_changed_second_verifier_does_not_stop_a_resume_unless_a_row_is_reward
     assert train(resume=run, overrides=more, quiet=True).steps == 2
     (event,) = [row for row in rows_of(run, "events") if row["kind"] == "audit_verifier_changed"]
     assert event["changes"][0].startswith("math: version")
+    metrics = rows_of(run, "metrics")
+    assert [row.get("verifier/second_since") for row in metrics] == [None, 2.0]
+    again = [*more[1:], "audit.second=exact", "rl.steps=4"]
+    train(resume=run, overrides=again, quiet=True)
+    assert [row.get("verifier/second_since") for row in rows_of(run, "metrics")[2:]] == [3.0] * 2
+    train(resume=run, overrides=["rl.steps=5"], quiet=True)
+    assert rows_of(run, "metrics")[-1]["verifier/second_since"] == 3.0
 
     path = world.write_rows(
         "named.jsonl", [{"id": "n", "prompt": "2+2=", "answer": "4", "verifier": "math"}]
