@@ -111,9 +111,9 @@ def serve(
         typer.Option(metavar="URL", help="Serve MODEL of this OpenAI-compatible server instead."),
     ] = None,
     think: Annotated[
-        str,
+        str | None,
         typer.Option(help="With --server: free, opened or off: how its replies hold reasoning."),
-    ] = "free",
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Model name for clients.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8770,
@@ -157,12 +157,15 @@ def serve(
             run_server(app, listening)
 
 
-def _upstream(url: str, model: str, think: str, seconds: float) -> Any:
+def _upstream(url: str, model: str, think: str | None, seconds: float) -> Any:
     from assay.scale.chat_upstream import ChatUpstream
     from assay.types import ThinkFormat
 
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model serve --server")
+    # No default: a wrong guess hands out the start of a reasoning that is cut off.
+    if think is None:
+        raise UserError(message("--think", "none", "free, opened or off, with --server"))
     modes: Any = _check_choice("--think", think, ("free", "opened", "off"))
     key = os.environ.get("ASSAY_SERVER_KEY", "").strip()
     return ChatUpstream(url, model, ThinkFormat(modes), key=key, seconds=seconds)

@@ -95,6 +95,9 @@ class ReasoningServer(Server):
     """The application. model: name of the model. seconds: time limit of a request."""
 
     accepted = "POST /v1/chat/completions, GET /v1/models"
+    # The parser holds the interpreter's lock, so a thread would not help: a body of 30 MB of
+    # nested lists stops the server for seconds. Text of a whole context is far below this limit.
+    most_bytes = 2 * 2**20
 
     def __init__(
         self,

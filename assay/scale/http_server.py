@@ -68,10 +68,11 @@ class Server:
 
     token: bearer token that requests must carry; None: no authentication. max_waiting: maximum
     number of waiting units (see `room`); further requests are refused. accepted: methods and paths
-    of the subclass, for error messages.
+    of the subclass, for error messages. most_bytes: maximum size of a request body.
     """
 
     accepted = ""
+    most_bytes = MOST_BYTES
 
     def __init__(self, token: str | None, max_waiting: int) -> None:
         from starlette.routing import Route, Router
@@ -180,9 +181,9 @@ class Server:
                             raise Refused(503, f"{self.held} bytes of requests are held; try again")
                         self.held += len(part)
                         found += part
-                        if len(found) > MOST_BYTES:
-                            said = f"a body of more than {MOST_BYTES} bytes; send less at a time"
-                            raise Refused(413, said)
+                        if len(found) > self.most_bytes:
+                            most = f"a body of more than {self.most_bytes} bytes"
+                            raise Refused(413, f"{most}; send less at a time")
             except ClientDisconnect as error:
                 raise ConnectionResetError from error
             except TimeoutError as error:
