@@ -65,7 +65,12 @@ class ChatBatches:
                 raise Refused(503, "the server stops")
             self._waiting.append(job)
             self._news.notify()
-        return await asyncio.wrap_future(job.result)
+        try:
+            return await asyncio.wrap_future(job.result)
+        finally:
+            # A batch lasts minutes, in which the jobs of clients that left would pile up.
+            with self._news, suppress(ValueError):
+                self._waiting.remove(job)
 
     def close(self) -> None:
         """Abandon all jobs and end the thread."""

@@ -16,7 +16,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -45,34 +45,46 @@ LONGEST_SENTENCE = 200
 class ChatChoice:
     """One completion. reasoning, answer: its two parts, without tags. cut: it reached its limit.
 
-    tokens, reasoning_tokens: numbers of tokens; reasoning_tokens: those of the think block.
+    tokens, reasoning_tokens: numbers of tokens; reasoning_tokens: those of the think block. None:
+    the backend does not know the number.
     """
 
     reasoning: str
     answer: str
     cut: bool
-    tokens: int
-    reasoning_tokens: int
+    tokens: int | None
+    reasoning_tokens: int | None
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The completions of a request."""
+    """The completions of a request. prompt_tokens: number of tokens; None: unknown."""
 
     choices: Sequence[ChatChoice]
-    prompt_tokens: int
+    prompt_tokens: int | None
 
-    def usage(self) -> dict[str, Any]:
-        """Return the token counts in OpenAI's format."""
-        written = sum(one.tokens for one in self.choices)
-        return {
+    def usage(self) -> dict[str, Any] | None:
+        """Return the token counts in OpenAI's format, or None if they are unknown."""
+        written = _sum(one.tokens for one in self.choices)
+        # OpenAI's format allows no missing count except in the details.
+        if self.prompt_tokens is None or written is None:
+            return None
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": written,
             "total_tokens": self.prompt_tokens + written,
-            "completion_tokens_details": {
-                "reasoning_tokens": sum(one.reasoning_tokens for one in self.choices)
-            },
         }
+        reasoning = _sum(one.reasoning_tokens for one in self.choices)
+        if reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum of numbers, or None if one of them is unknown."""
+    listed = [*numbers]
+    known = [one for one in listed if one is not None]
+    return sum(known) if len(known) == len(listed) else None
 
 
 class ChatBackend(Protocol):
@@ -112,7 +124,8 @@ class ReasoningServer(Server):
         super().__init__(token, max_waiting)
         self.backend, self.model, self.reasoning = backend, model, reasoning
         self.seconds = seconds
-        self.tokens = {"prompt": 0, "answer": 0, "reasoning": 0}
+        # unknown: completion tokens of backends that do not count the reasoning apart.
+        self.tokens = {"prompt": 0, "answer": 0, "reasoning": 0, "unknown": 0}
 
     def complaint(self, said: str) -> dict[str, Any]:
         """Format an error response in OpenAI's format."""
@@ -145,7 +158,7 @@ class ReasoningServer(Server):
             asked = read_chat_request(raw, self.model)
         # All invalid requests are refused before a stream begins, with a status of their own.
         with self.room(1, "requests"):
-            checked = await self.backend.check(asked)
+            checked = await self._checked(request, asked)
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             with self.room(1, "requests"):
@@ -157,16 +170,26 @@ class ReasoningServer(Server):
 
         return respond
 
+    async def _checked(self, request: Request, asked: ChatRequest) -> Any:
+        # A long prompt waits for the tokenizer, so its check has the limits of a completion.
+        try:
+            return await while_there(request.receive, self.backend.check(asked), self.seconds)
+        except TimeoutError:
+            raise Refused(504, f"no completion within {self.seconds:g} s") from None
+
     async def _reply(self, checked: Any) -> ChatReply:
         try:
             async with asyncio.timeout(self.seconds):
                 reply = await self.backend.reply(checked)
         except TimeoutError:
             raise Refused(504, f"no completion within {self.seconds:g} s") from None
-        self.tokens["prompt"] += reply.prompt_tokens
+        self.tokens["prompt"] += reply.prompt_tokens or 0
         for one in reply.choices:
-            self.tokens["reasoning"] += one.reasoning_tokens
-            self.tokens["answer"] += one.tokens - one.reasoning_tokens
+            if one.reasoning_tokens is None:
+                self.tokens["unknown"] += one.tokens or 0
+            else:
+                self.tokens["reasoning"] += one.reasoning_tokens
+                self.tokens["answer"] += max(0, (one.tokens or 0) - one.reasoning_tokens)
         return reply
 
     async def _whole(self, checked: Any) -> Response:

@@ -87,16 +87,15 @@ class ChatUpstream:
             choices = [self._choice(one, request) for one in said["choices"]]
             if len(choices) != request.n:
                 raise ValueError
+            counted = _reasoning_tokens(said)
         except (TypeError, KeyError, ValueError, AttributeError):
             raise EndpointFailure("error", "an invalid reply") from None
-        written = usage.output_tokens or sum(one.tokens for one in choices)
-        counted = _reasoning_tokens(said)
-        first = choices[0]
-        own = first.reasoning_tokens if counted is None else min(counted, written)
+        written = usage.output_tokens
+        if counted is not None and written is not None:
+            counted = min(counted, written)
         # A server counts the tokens of all choices together, so the first one holds the sums.
-        choices[0] = replace(first, tokens=written, reasoning_tokens=own)
-        choices[1:] = [replace(one, tokens=0, reasoning_tokens=0) for one in choices[1:]]
-        return ChatReply(choices, usage.input_tokens or 0)
+        choices[0] = replace(choices[0], tokens=written, reasoning_tokens=counted)
+        return ChatReply(choices, usage.input_tokens)
 
     def _choice(self, choice: Any, request: ChatRequest) -> ChatChoice:
         said = choice["message"]

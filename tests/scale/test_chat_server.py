@@ -48,23 +48,27 @@ class Told:
 
     def __init__(self, *completions: Completion) -> None:
         self.completions, self.asked = completions, list[Any]()
-        self.seconds = 0.0
+        self.seconds = self.checking = 0.0
         self.failure: Exception | None = None
         self.left = threading.Event()
 
     async def check(self, request: Any) -> Any:
         self.asked.append(request)
+        await self._sleep(self.checking)
         return request
 
     async def reply(self, checked: Any) -> ChatReply:
-        try:
-            await asyncio.sleep(self.seconds)
-        except asyncio.CancelledError:
-            self.left.set()
-            raise
+        await self._sleep(self.seconds)
         if self.failure is not None:
             raise self.failure
         return ChatReply([choice_of(one, checked.stop) for one in self.completions], 5)
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -223,6 +227,20 @@ def test_a_client_that_leaves_ends_its_request_and_a_failure_is_one_line(
         assert ask(url).status_code == 504
 
 
+def test_the_check_of_a_request_ends_with_its_client_and_its_time() -> None:
+    backend = Told(completion("x</think>4"))
+    backend.checking = 30.0
+    server = ReasoningServer(backend, "m", seconds=0.05)
+    with served(server) as url:
+        assert ask(url, stream=True).status_code == 504
+        server.seconds = 30.0
+        backend.left.clear()
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=0.5, trust_env=False)
+        assert backend.left.wait(20), "the check for a client that left ends"
+
+
 def upstream_case(model: Model, think: str = "free", **settings: Any) -> Iterator[str]:
     with served(model) as there:
         backend = ChatUpstream(there, "big", ThinkFormat(think), **settings)  # type: ignore[arg-type]
@@ -258,17 +276,36 @@ def test_an_upstream_server_is_split_and_its_faults_are_bounded() -> None:
     for fault, status in (
         ({"instead": {"choices": []}}, 502),
         ({"instead": {"choices": [{"message": {"content": [SECRET]}}]}}, 502),
+        ({"instead": {"choices": [{"message": {"content": "4"}}], "usage": [1]}}, 502),
+        ({"instead": {"choices": [{"message": {"content": "4"}}], "usage": "x"}}, 502),
         ({"status": 500}, 502),
         ({"status": 400}, 400),
         ({"before": 20.0}, 504),
     ):
         broken = Model(SECRET)
+        broken.usage = False
         vars(broken).update(fault)
         for url in upstream_case(broken, seconds=0.3):
             reply = ask(url)
             assert reply.status_code == status and SECRET not in reply.text, fault
     with pytest.raises(ConfigError, match="--server"):
         ChatUpstream("ftp://x", "m", ThinkFormat())
+
+
+def test_counts_that_an_upstream_server_does_not_report_are_unknown_and_not_zero() -> None:
+    model = Model("")
+    model.usage = False
+    choice = {"index": 0, "message": {"content": f"{THOUGHT}</think>4"}, "finish_reason": "stop"}
+    counts = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    for usage, unknown in ((counts, 16), (None, 0)):
+        model.instead = {"choices": [choice], "usage": usage}
+        for url in upstream_case(model, "opened"):
+            assert ask(url).json()["usage"] == usage
+            options = {"stream": True, "stream_options": {"include_usage": True}}
+            assert events_of(ask(url, **options).text)[-2]["usage"] == usage
+            metrics = httpx2.get(f"{url}/metrics", trust_env=False).text
+            assert f'kind="unknown"}} {unknown}\n' in metrics
+            assert 'kind="answer"} 0\n' in metrics
 
 
 class SlowEngine:
@@ -322,6 +359,28 @@ def test_waiting_requests_with_equal_settings_share_a_batch() -> None:
 
     asyncio.run(both())
     assert engine.calls[:4] == [["a"], ["b", "c"], ["b"], ["d"]]
+    batches.close()
+
+
+def test_jobs_of_clients_that_left_do_not_pile_up_during_a_batch() -> None:
+    engine = SlowEngine()
+    batches = ChatBatches(engine)  # type: ignore[arg-type]
+
+    async def leave() -> None:
+        first = asyncio.ensure_future(batches.reply(job("a")))
+        while not engine.calls:
+            await asyncio.sleep(0.01)
+        left = [asyncio.ensure_future(batches.reply(job("b"))) for _ in range(9)]
+        await asyncio.sleep(0.05)
+        for one in left:
+            one.cancel()
+        await asyncio.wait(left)
+        held = len(batches._waiting)
+        engine.go.set()
+        await first
+        assert held == 0
+
+    asyncio.run(leave())
     batches.close()
 
 
