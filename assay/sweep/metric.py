@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import RunError, did_you_mean, message
 from assay.host.records import read_step_rows
-from assay.run.evaluations import of_deciding_kind, on_texts
+from assay.run.evaluations import Row, kind_of, of_deciding_kind, on_texts
 from assay.validation import toml_words
 
 ACCURACY = "accuracy"
@@ -76,12 +76,11 @@ def value_of(run: Path, name: str) -> float:
     """Return a finished run's metric. Raises RunError if the run has no such number."""
     if is_of_evaluations(name):
         rows = read_step_rows(run / "evaluations.jsonl")
-        # A run without accuracies (texts) has evaluations that a named metric can still read.
-        chosen = of_deciding_kind(rows) if name == ACCURACY else of_deciding_kind(rows) or rows
+        last = _last_evaluation(rows)
         key = "eval/pass_at_1" if name == ACCURACY else name
-        if chosen and isinstance(value := chosen[-1].get(key), int | float):
+        if isinstance(value := last.get(key), int | float):
             return float(value)
-        known = _numbers(chosen[-1]) if chosen else []
+        known = _numbers(last)
         if name == ACCURACY and on_texts(rows):
             known = ["eval/nll", "eval/perplexity", "eval/bits_per_byte"]
     else:
@@ -93,6 +92,23 @@ def value_of(run: Path, name: str) -> float:
     accepted = "a number that the run recorded"
     remedy = did_you_mean(name, known) or f"it has {', '.join(known) or 'none'}"
     raise RunError(message(f"{run} metric", toml_words(name), accepted, remedy))
+
+
+def num_not_judged(run: Path, name: str) -> int:
+    """Return the number of completions of the measured evaluation that have no verdict."""
+    if not is_of_evaluations(name):
+        return 0
+    last = _last_evaluation(read_step_rows(run / "evaluations.jsonl"))
+    return int(last.get("eval/num_not_judged") or 0)
+
+
+def _last_evaluation(rows: Sequence[Row]) -> Row:
+    """Return the last evaluation of the deciding kind; empty if the last step has none."""
+    # An evaluation that could not be judged has no accuracy. An earlier one does not replace it: at
+    # step 0, all arms would have the same accuracy.
+    deciding = of_deciding_kind(rows) or rows
+    alike = [row for row in rows if kind_of(row) == kind_of(deciding[0])]
+    return alike[-1] if alike and alike[-1]["step"] == rows[-1]["step"] else {}
 
 
 def _numbers(row: Mapping[str, Any]) -> Collection[str]:

@@ -36,7 +36,8 @@ class SweepResult:
 
     first: comparison over the file's seeds. other: over other seeds, if it was asked for.
     reported: the winner on the report set; None without one, or if a run is missing. unfinished:
-    reason by name of each run that did not finish.
+    reason by name of each run that did not finish or lacks the metric. not_judged: number of
+    completions without a verdict by name of each run whose measured evaluation has any.
     """
 
     name: str
@@ -48,6 +49,7 @@ class SweepResult:
     has_report: bool = False
     reported: Reported | None = None
     unfinished: Mapping[str, str] | None = None
+    not_judged: Mapping[str, int] | None = None
 
     @property
     def winner(self) -> ArmRow:
@@ -76,6 +78,7 @@ class SweepResult:
             "report": reported,
             "other_seeds": None if self.other is None else self.other.as_dict(),
             "unfinished": dict(self.unfinished or {}),
+            "not_judged": dict(self.not_judged or {}),
         }
 
     def __str__(self) -> str:
@@ -212,6 +215,9 @@ def _about_winner(result: SweepResult) -> Iterator[str]:
         yield from _replication(result.first, result.other)
     for name, why in (result.unfinished or {}).items():
         yield f"{name}: {why}."
+    for name, count in (result.not_judged or {}).items():
+        noun = "completion" if count == 1 else "completions"
+        yield f"{name}: {count} {noun} of the last evaluation could not be judged and do not count."
 
 
 def _replication(first: SweepTable, other: SweepTable) -> Iterator[str]:

@@ -7,13 +7,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from assay.config import EvaluationConfig
 from assay.data.problems import load_problems
 from assay.errors import RunError, message
 from assay.host.files import DirectoryLock, check_folder, write_atomic, write_json
@@ -27,7 +28,7 @@ from assay.run.state import why_ended
 from assay.sweep.check import check_sweep
 from assay.sweep.comparison import compare_arms
 from assay.sweep.file import SweepFile, read_sweep
-from assay.sweep.metric import value_of
+from assay.sweep.metric import num_not_judged, value_of
 from assay.sweep.page import Reported, SweepResult, write_results
 from assay.sweep.processes import JobEnd, TrainingJob, run_jobs
 from assay.sweep.trials import Trial, shared_stages, split_recipe, trials_of
@@ -131,10 +132,12 @@ def run_sweep(
         both = [*trials, *others]
         unfinished = _run_trials(known, both, file.settings.metric, runner)
         result = _compare(file, known, trials, others, unfinished)
+        # A failed or interrupted report must not hide the table.
+        write_results(result, folder)
         if file.settings.report is not None and result.is_complete:
             reported = _report(file, known, trials, result, runner)
-            result = _compare(file, known, trials, others, unfinished, reported)
-        write_results(result, folder)
+            result = replace(result, reported=reported)
+            write_results(result, folder)
     finally:
         lock.release()
     return result
@@ -145,8 +148,8 @@ def _run_trials(
 ) -> dict[str, str]:
     """Run the missing trials. Return why each unfinished one did not finish.
 
-    Raises RunError if the first finished run lacks the metric, so that the others are not run for
-    nothing.
+    A finished run without the metric counts as unfinished. Raises RunError if it is the first
+    finished run, so that the others are not run for nothing.
     """
     arms = {trial.arm for trial in trials}
     of_seed = [trial for trial in trials if trial.seed == trials[0].seed]
@@ -164,15 +167,31 @@ def _run_trials(
     broken = {head.seed for head in heads.values() if why_unfinished(known, head) is not None}
     ready = [trial for trial in trials if trial.seed not in broken]
 
+    def why_not_measured(name: str) -> str | None:
+        try:
+            value_of(own[name].run_in(known.folder), metric)
+        except RunError as error:
+            return str(error)
+        return None
+
     def check(name: str) -> None:
-        value_of(own[name].run_in(known.folder), metric)
+        nonlocal is_measured
+        if not is_measured:
+            value_of(own[name].run_in(known.folder), metric)
+        is_measured = True
 
     asked = [(one, own[one.name], keys[one.name]) for one in ready]
+    # Kept runs show that the metric exists, too.
+    kept = [one for one in ready if known.keys.get(one.name) == keys[one.name]]
+    kept = [one for one in kept if why_unfinished(known, own[one.name]) is None]
+    is_measured = any(why_not_measured(one.name) is None for one in kept)
     _run_all(known, asked, runner, check)
     found = {one.name: why for one in trials if (why := why_unfinished(known, own[one.name]))}
     for trial in trials:
         if trial.seed in broken:
             found[trial.name] = f"the shared stages of seed {trial.seed} did not finish"
+        elif trial.name not in found and (why := why_not_measured(trial.name)):
+            found[trial.name] = why
     return found
 
 
@@ -287,10 +306,11 @@ def _compare(
     trials: Sequence[Trial],
     others: Sequence[Trial],
     unfinished: Mapping[str, str],
-    reported: Reported | None = None,
 ) -> SweepResult:
     settings = file.settings
     about = {arm: section.about for arm, section in settings.arms.items()}
+
+    not_judged: dict[str, int] = {}
 
     def values(of: Sequence[Trial]) -> dict[str, dict[int, float]]:
         found: dict[str, dict[int, float]] = {arm: {} for arm in settings.arms}
@@ -298,6 +318,7 @@ def _compare(
             if one.name not in unfinished:
                 run = one.run_in(known.folder)
                 found[one.arm][one.seed] = value_of(run, settings.metric)
+                not_judged[one.name] = num_not_judged(run, settings.metric)
         return found
 
     first = compare_arms(values(trials), about, settings.baseline, settings.seeds)
@@ -312,9 +333,17 @@ def _compare(
         first,
         other,
         settings.report is not None,
-        reported,
-        unfinished,
+        unfinished=unfinished,
+        not_judged={name: count for name, count in not_judged.items() if count},
     )
+
+
+def report_sampling(evaluation: EvaluationConfig) -> list[str]:
+    """Return the options of `assay eval` for the first temperature of a run's evaluations."""
+    first, *_ = evaluation.temperatures
+    # As in the run: greedy completions are all the same, so assay eval refuses several.
+    count = evaluation.num_samples if first > 0 else 1
+    return ["--samples", str(count), "--temperature", str(first)]
 
 
 def _report(
@@ -340,12 +369,10 @@ def _report(
             continue
         out.unlink(missing_ok=True)
         known.put(name, key)
-        evaluation = trial.configs[-1].evaluation
         command = [*runner.command, "eval", str(trial.run_in(known.folder)), "--json"]
         for source in report.problems:
             command += ["--problems", source]
-        command += ["--samples", str(evaluation.num_samples)]
-        command += ["--temperature", str(evaluation.temperatures[0]), "--seed", str(trial.seed)]
+        command += [*report_sampling(trial.configs[-1].evaluation), "--seed", str(trial.seed)]
         if report.max_problems is not None:
             command += ["--max-problems", str(report.max_problems)]
         log = known.folder / "logs" / f"report-{trial.name}.txt"

@@ -117,3 +117,9 @@ def test_hostile_texts_do_not_break_the_page_or_the_figure() -> None:
     assert "- *a*: x \\| y z" in as_markdown(result(found))
     assert ElementTree.fromstring(draw_forest(found, "eval/<b>&")).tag.endswith("svg")
     assert draw_forest(found, "m") == draw_forest(found, "m")
+
+
+def test_completions_without_a_verdict_are_named() -> None:
+    one = result(table(base=0.0, a=0.2), not_judged={"a-seed3": 2})
+    said = "a-seed3: 2 completions of the last evaluation could not be judged and do not count."
+    assert said in as_text(one) and one.as_dict()["not_judged"] == {"a-seed3": 2}

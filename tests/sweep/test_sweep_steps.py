@@ -1,0 +1,90 @@
+"""Steps of a sweep that need no training: missing metrics, manifest, keys, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from sweep_worlds import Sweeps
+
+from assay.config import EvaluationConfig
+from assay.errors import RunError
+from assay.sweep import run as running
+from assay.sweep.processes import JobEnd, TrainingJob
+from assay.sweep.run import report_sampling
+
+Ended = Callable[[JobEnd], None]
+FOLDER = Path("sweeps/lengths")
+
+
+class CannedRuns:
+    """In place of `run_jobs`: writes the records of finished runs. accuracies: by name of run."""
+
+    def __init__(self, accuracies: Mapping[str, float | None]) -> None:
+        self.accuracies = accuracies
+        self.started: list[str] = []
+        self.before_end: Callable[[str], None] = lambda name: None
+
+    def __call__(
+        self, jobs: Sequence[TrainingJob], parallel: int, ended: Ended
+    ) -> tuple[list[JobEnd], bool]:
+        for job in jobs:
+            self.started.append(job.name)
+            is_run = job.out is None
+            if is_run:
+                self._write(job.name)
+            self.before_end(job.name)
+            ended(JobEnd(job, 0 if is_run else 2, 0.0))
+        return [], False
+
+    def _write(self, name: str) -> None:
+        run = FOLDER / name
+        run.mkdir(parents=True)
+        (run / "events.jsonl").write_text('{"kind": "ended", "reason": "finished"}\n')
+        row = {"step": 3, "eval/temperature": 1.0, "eval/num_not_judged": 1}
+        accuracy = self.accuracies.get(name, 0.5)
+        row |= {} if accuracy is None else {"eval/pass_at_1": accuracy}
+        (run / "evaluations.jsonl").write_text(json.dumps(row) + "\n")
+
+
+@pytest.fixture
+def canned(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> CannedRuns:
+    found = CannedRuns({})
+    monkeypatch.setattr(running, "run_jobs", found)
+    return found
+
+
+def test_a_later_run_without_the_metric_is_left_out_with_its_reason(
+    sweeps: Sweeps, canned: CannedRuns
+) -> None:
+    canned.accuracies = {"faster-seed0": None}
+    result = sweeps.run(sweeps.sweep())
+    assert len(canned.started) == 4 and not result.is_complete
+    assert [*(result.unfinished or {})] == ["faster-seed0"]
+    assert 'found "accuracy"' in str(result) and [*result.first.row("faster").values] == [1]
+    assert result.not_judged == {"usual-seed0": 1, "usual-seed1": 1, "faster-seed1": 1}
+
+
+def test_the_first_run_without_the_metric_ends_the_sweep(
+    sweeps: Sweeps, canned: CannedRuns
+) -> None:
+    canned.accuracies = {"usual-seed0": None}
+    with pytest.raises(RunError, match=r"usual-seed0 metric"):
+        sweeps.run(sweeps.sweep())
+    assert canned.started == ["usual-seed0"]
+
+
+def test_a_failed_report_leaves_the_table(sweeps: Sweeps, canned: CannedRuns) -> None:
+    sweeps.world.rows("report", [{"id": "r", "prompt": "2 + 8 =", "answer": "10"}])
+    with pytest.raises(RunError, match="an accuracy on the report problems"):
+        sweeps.run(sweeps.sweep(report={"problems": ["report.jsonl"]}))
+    assert json.loads((FOLDER / "results.json").read_text())["winner"] == "usual"
+
+
+def test_a_greedy_report_has_one_sample() -> None:
+    greedy = EvaluationConfig(temperatures=(0.0, 1.0), num_samples=4)
+    assert report_sampling(greedy) == ["--samples", "1", "--temperature", "0.0"]
+    sampled = EvaluationConfig(temperatures=(1.0, 0.0), num_samples=4)
+    assert report_sampling(sampled) == ["--samples", "4", "--temperature", "1.0"]
