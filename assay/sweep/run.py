@@ -119,15 +119,17 @@ def run_sweep(
     file = read_sweep(path)
     folder = directory / file.name
     check_folder(folder, "--directory")
-    known = SweepFolder.read(folder)
-    known.other_seeds |= other_seeds
-    trials = trials_of(file, file.settings.seeds)
-    others = trials_of(file, file.other_seeds) if known.other_seeds else []
-    check_sweep(file, [*trials, *others], runner.parallel)
+    has_others = other_seeds or SweepFolder.read(folder).other_seeds
+    trials, others = _checked_trials(file, has_others, runner.parallel)
     folder.mkdir(parents=True, exist_ok=True)
     # Two processes would start the same runs.
     lock = DirectoryLock(folder)
     try:
+        # Another command may have ended since the check, and its runs are in the manifest.
+        known = SweepFolder.read(folder)
+        if known.other_seeds and not has_others:
+            trials, others = _checked_trials(file, True, runner.parallel)
+        known.other_seeds |= has_others
         known.write()
         both = [*trials, *others]
         unfinished = _run_trials(known, both, file.settings.metric, runner)
@@ -143,6 +145,16 @@ def run_sweep(
     return result
 
 
+def _checked_trials(
+    file: SweepFile, has_others: bool, parallel: int
+) -> tuple[list[Trial], list[Trial]]:
+    """Return the checked trials of the file's seeds, and those of the other seeds if asked for."""
+    trials = trials_of(file, file.settings.seeds)
+    others = trials_of(file, file.other_seeds) if has_others else []
+    check_sweep(file, [*trials, *others], parallel)
+    return trials, others
+
+
 def _run_trials(
     known: SweepFolder, trials: Sequence[Trial], metric: str, runner: Runner
 ) -> dict[str, str]:
@@ -155,6 +167,7 @@ def _run_trials(
     of_seed = [trial for trial in trials if trial.seed == trials[0].seed]
     shared = shared_stages(of_seed) if len(of_seed) == len(arms) else []
     own, heads = {trial.name: trial for trial in trials}, dict[str, Trial]()
+    changed: set[str] = set()
     if shared:
         runner.say(
             f"the stages {', '.join(shared)} are the same in all arms, and run once per seed"
@@ -162,9 +175,14 @@ def _run_trials(
         for trial in trials:
             head, own[trial.name] = split_recipe(trial, shared, known.folder)
             heads[head.name] = head
-        _run_all(known, [(head, head, key_of(head)) for head in heads.values()], runner)
+        begun = [(head, head, key_of(head)) for head in heads.values()]
+        changed = _run_all(known, begun, runner)
     keys = {trial.name: key_of(trial) for trial in trials}
-    broken = {head.seed for head in heads.values() if why_unfinished(known, head) is not None}
+    broken = {
+        head.seed
+        for head in heads.values()
+        if head.name in changed or why_unfinished(known, head) is not None
+    }
     ready = [trial for trial in trials if trial.seed not in broken]
 
     def why_not_measured(name: str) -> str | None:
@@ -185,11 +203,13 @@ def _run_trials(
     kept = [one for one in ready if known.keys.get(one.name) == keys[one.name]]
     kept = [one for one in kept if why_unfinished(known, own[one.name]) is None]
     is_measured = any(why_not_measured(one.name) is None for one in kept)
-    _run_all(known, asked, runner, check)
+    changed |= _run_all(known, asked, runner, check)
     found = {one.name: why for one in trials if (why := why_unfinished(known, own[one.name]))}
     for trial in trials:
         if trial.seed in broken:
             found[trial.name] = f"the shared stages of seed {trial.seed} did not finish"
+        elif trial.name in changed:
+            found[trial.name] = "its inputs changed while it ran; the same command runs it again"
         elif trial.name not in found and (why := why_not_measured(trial.name)):
             found[trial.name] = why
     return found
@@ -200,12 +220,28 @@ def _run_all(
     asked: Sequence[tuple[Trial, Trial, str]],
     runner: Runner,
     check: Callable[[str], None] | None = None,
-) -> None:
-    """Run (trial, trial without shared stages, key) that are not finished yet."""
+) -> set[str]:
+    """Run (trial, trial without shared stages, key) that are not finished yet.
+
+    Return the names of the runs whose inputs changed since the keys were computed.
+    """
+    by_name = {trial.name: (trial, key) for trial, _, key in asked}
+    changed: set[str] = set()
+
+    def ended(name: str) -> None:
+        trial, key = by_name[name]
+        if key_of(trial) != key:
+            # It may have read either input, so no key describes it.
+            known.put(name, "")
+            changed.add(name)
+        elif check is not None:
+            check(name)
+
     jobs = [job for one in asked if (job := _job_of(known, *one, runner)) is not None]
     if kept := len(asked) - len(jobs):
         runner.say(f"{kept} of {len(asked)} runs are finished and unchanged")
-    runner.run(jobs, check)
+    runner.run(jobs, ended)
+    return changed
 
 
 def _job_of(

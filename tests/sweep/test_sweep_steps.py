@@ -12,8 +12,11 @@ from sweep_worlds import Sweeps
 from assay.config import EvaluationConfig
 from assay.errors import RunError
 from assay.sweep import run as running
+from assay.sweep.check import check_sweep
+from assay.sweep.file import SweepFile
 from assay.sweep.processes import JobEnd, TrainingJob
-from assay.sweep.run import report_sampling
+from assay.sweep.run import SweepFolder, report_sampling
+from assay.sweep.trials import Trial
 
 Ended = Callable[[JobEnd], None]
 FOLDER = Path("sweeps/lengths")
@@ -74,6 +77,41 @@ def test_the_first_run_without_the_metric_ends_the_sweep(
     with pytest.raises(RunError, match=r"usual-seed0 metric"):
         sweeps.run(sweeps.sweep())
     assert canned.started == ["usual-seed0"]
+
+
+def test_a_manifest_that_another_command_wrote_during_the_check_is_kept(
+    sweeps: Sweeps, canned: CannedRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweeps.sweep()
+    sweeps.run(path)
+
+    def checked_slowly(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None:
+        monkeypatch.setattr(running, "check_sweep", check_sweep)
+        canned.started.clear()
+        sweeps.run(path, other_seeds=True)
+
+    monkeypatch.setattr(running, "check_sweep", checked_slowly)
+    result = sweeps.run(path)
+    # The second command neither repeats the four runs nor forgets them.
+    assert len(canned.started) == 4 and result.other is not None
+    assert len(SweepFolder.read(FOLDER).keys) == 8
+
+
+def test_a_run_whose_inputs_change_while_it_runs_is_left_out_and_repeated(
+    sweeps: Sweeps, canned: CannedRuns
+) -> None:
+    before = Path("train.jsonl").read_text()
+
+    def edited(name: str) -> None:
+        Path("train.jsonl").write_text(before + ("\n" if name == "usual-seed1" else ""))
+
+    canned.before_end = edited
+    result = sweeps.run(sweeps.sweep())
+    assert "its inputs changed while it ran" in (result.unfinished or {})["usual-seed1"]
+    canned.started.clear()
+    canned.before_end = lambda name: None
+    assert sweeps.run(sweeps.sweep()).is_complete
+    assert canned.started == ["usual-seed1"]
 
 
 def test_a_failed_report_leaves_the_table(sweeps: Sweeps, canned: CannedRuns) -> None:
