@@ -13,6 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict
 
 from assay import __version__
+from assay.config.preference import FILE_PREFIX
 from assay.host.files import write_json
 from assay.host.records import Seconds, read_record
 from assay.host.removal import child_of, move_aside
@@ -163,7 +164,7 @@ def hashes_of_files(tree: Any) -> dict[str, str]:
 def _files(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         # No list says which keys contain paths, so every text that names a file is hashed.
-        path = value.partition("?")[0]
+        path = value.removeprefix(FILE_PREFIX).partition("?")[0]
         if os.path.exists(path):
             yield path
     elif isinstance(value, dict | list):

@@ -20,7 +20,8 @@ from assay.errors import RunError, message
 from assay.host.files import DirectoryLock, check_folder, write_atomic, write_json
 from assay.host.records import read_events, read_record
 from assay.host.removal import move_aside
-from assay.recipes.manifest import RecipeManifest, hashes_of_files
+from assay.recipes.file import kind_of
+from assay.recipes.manifest import TINY, RecipeManifest, hashes_of_files
 from assay.recipes.run import FILE as RECIPE_FILE
 from assay.run.names import find_checkpoint
 from assay.run.progress import format_seconds
@@ -299,12 +300,23 @@ def key_of(trial: Trial) -> str:
         # A guard only ends a run, and trackers only read it.
         tree.pop("guard", None)
         tree.pop("log", None)
-    for name in ("model", "critic", "teacher") if trial.recipe is None else ():
-        if path := settings.get(name, {}).get("path"):
-            # A run's folder changes with its report, and RUN@best with its next evaluation. The
-            # checkpoint that they name does not change.
-            settings[name]["path"] = _checkpoint(path)
-    return _digest([settings, hashes_of_files(settings), _hashes_of_code(settings)])
+        _name_checkpoints(tree)
+    return _digest([settings, *_hashes_of_inputs(settings)])
+
+
+def _name_checkpoints(tree: dict[str, Any]) -> None:
+    """Replace each existing model that a run or a stage of a recipe names by its checkpoint."""
+    # A run's folder changes with its report, and RUN@best with its next evaluation. The
+    # checkpoint that they name does not change.
+    if kind_of(tree) == "model":
+        if tree["model"] != TINY:
+            tree["model"] = _checkpoint(tree["model"])
+        return
+    for name in ("model", "critic", "teacher"):
+        section = tree.get(name)
+        path = section.get("path") if isinstance(section, dict) else None
+        if path and not path.startswith("@"):
+            section["path"] = _checkpoint(path)
 
 
 @cache
@@ -314,11 +326,23 @@ def _checkpoint(path: str) -> str:
     return str(find_checkpoint(path) or path)
 
 
-def _hashes_of_code(settings: Any) -> dict[str, str]:
-    """Return the hash of each Python file in the working directory that settings name."""
+def _hashes_of_inputs(settings: Any) -> list[dict[str, str]]:
+    """Return the hashes of the files that settings name, and of the Python files behind them."""
     modules = {found[1] for text in _texts(settings) for found in _OBJECT.finditer(text)}
-    paths = sorted(f"{name.replace('.', '/')}.py" for name in modules)
-    return hashes_of_files([path for path in paths if os.path.isfile(path)])
+    code = {str(path) for name in modules for path in _code_of(name)}
+    return [hashes_of_files(settings), hashes_of_files(sorted(code))]
+
+
+def _code_of(module: str) -> Iterator[Path]:
+    """Yield the Python files of a module or package in the working directory."""
+    path = Path(module.replace(".", "/"))
+    if path.with_suffix(".py").is_file():
+        yield path.with_suffix(".py")
+    if (path / "__init__.py").is_file():
+        # A package usually collects its names from its other files.
+        yield from path.rglob("*.py")
+    inits = (folder / "__init__.py" for folder in path.parents if folder != Path())
+    yield from filter(Path.is_file, inits)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -400,7 +424,7 @@ def _report(
     for trial in measured:
         name, out = f"report of {trial.name}", folder / f"{trial.name}.json"
         facts = [key_of(trial), report.model_dump(mode="json")]
-        key = _digest([*facts, hashes_of_files(facts[1])])
+        key = _digest([*facts, *_hashes_of_inputs(facts[1])])
         if out.is_file() and known.keys.get(name) == key:
             continue
         out.unlink(missing_ok=True)

@@ -11,12 +11,13 @@ from sweep_worlds import Sweeps
 
 from assay.config import EvaluationConfig
 from assay.errors import RunError
+from assay.recipes.manifest import hashes_of_files
 from assay.sweep import run as running
 from assay.sweep.check import check_sweep
-from assay.sweep.file import SweepFile
+from assay.sweep.file import SweepFile, read_sweep
 from assay.sweep.processes import JobEnd, TrainingJob
-from assay.sweep.run import SweepFolder, report_sampling
-from assay.sweep.trials import Trial
+from assay.sweep.run import SweepFolder, key_of, report_sampling
+from assay.sweep.trials import Trial, trials_of
 
 Ended = Callable[[JobEnd], None]
 FOLDER = Path("sweeps/lengths")
@@ -126,3 +127,45 @@ def test_a_greedy_report_has_one_sample() -> None:
     assert report_sampling(greedy) == ["--samples", "1", "--temperature", "0.0"]
     sampled = EvaluationConfig(temperatures=(1.0, 0.0), num_samples=4)
     assert report_sampling(sampled) == ["--samples", "4", "--temperature", "1.0"]
+
+
+def key(path: Path) -> str:
+    return key_of(trials_of(read_sweep(path), [0])[0])
+
+
+@pytest.mark.parametrize("verifier", ["my_rewards:even", "my_rewards.one:even"])
+def test_each_file_of_a_package_of_rewards_is_an_input(sweeps: Sweeps, verifier: str) -> None:
+    package = Path("my_rewards")
+    package.mkdir()
+    files = [package / "__init__.py", package / "one.py"]
+    for file in files:
+        file.write_text("")
+    sweeps.base(data={"train": ["train.jsonl"], "heldout": ["held.jsonl"], "verifier": verifier})
+    keys = [key(sweeps.sweep())]
+    for file in files:
+        file.write_text("# another reward\n")
+        keys.append(key(sweeps.sweep()))
+    assert len(set(keys)) == 3
+
+
+def test_a_file_of_verdicts_is_an_input(sweeps: Sweeps) -> None:
+    file = sweeps.world.rows("verdicts", [{"prompt": "1"}])
+    before = hashes_of_files({"pairs": ["verdicts:verdicts.jsonl"]})
+    file.write_text("{}\n")
+    assert before != hashes_of_files({"pairs": ["verdicts:verdicts.jsonl"]}) != {}
+
+
+@pytest.mark.parametrize("is_stage", [True, False])
+def test_a_recipe_knows_the_initial_model_of_a_run_by_its_checkpoint(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch, is_stage: bool
+) -> None:
+    model = f"model_of_{'a_stage' if is_stage else 'a_section'}"
+    known = {model: Path("checkpoint")}
+    monkeypatch.setattr(running, "find_checkpoint", known.get)
+    Path(model).mkdir()
+    stage = {"start": {"model": model}} if is_stage else {"cold": {"model": {"path": model}}}
+    recipe = sweeps.world.file(sweeps.world.tree(**stage))
+    path = sweeps.sweep(base=str(recipe), arms={"usual": {}, "faster": {}})
+    before = key(path)
+    (Path(model) / "report.html").write_text("a file that is no part of the checkpoint")
+    assert key(path) == before
