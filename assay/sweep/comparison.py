@@ -60,9 +60,21 @@ class SweepTable:
         return self.num_seeds >= MIN_SEEDS
 
     def best(self, higher: bool) -> ArmRow:
-        """Return the arm with the best mean; in a tie the baseline, then the first in the file."""
-        ordered = sorted(self.arms, key=lambda row: row.arm != self.baseline)
-        return max(ordered, key=lambda row: row.mean if higher else -row.mean)
+        """Return the arm with the best mean difference to the baseline.
+
+        In a tie the baseline wins, then the first in the file. Arms without a pair cannot win.
+        """
+        # Means over different seeds are not comparable: an arm that lost its bad seeds would win.
+        gains = {self.baseline: 0.0}
+        for row in self.compared:
+            if row.difference is not None and row.difference.num_seeds:
+                gains[row.arm] = row.difference.mean if higher else -row.difference.mean
+        return self.row(max(gains, key=lambda arm: gains[arm]))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every arm has a value for every seed."""
+        return all(len(row.values) == len(self.seeds) for row in self.arms)
 
     def row(self, arm: str) -> ArmRow:
         """Return the row of an arm."""

@@ -53,7 +53,7 @@ class SweepResult:
 
     @property
     def winner(self) -> ArmRow:
-        """The arm with the best mean over the file's seeds."""
+        """The arm with the best mean difference to the baseline over the file's seeds."""
         return self.first.best(self.better == "higher")
 
     @property
@@ -74,7 +74,7 @@ class SweepResult:
             "better": self.better,
             "baseline": self.first.baseline,
             **self.first.as_dict(),
-            "winner": self.winner.arm,
+            "winner": self.winner.arm if self.first.row(self.first.baseline).values else None,
             "report": reported,
             "other_seeds": None if self.other is None else self.other.as_dict(),
             "unfinished": dict(self.unfinished or {}),
@@ -188,12 +188,23 @@ def _notes(table: SweepTable) -> Iterator[str]:
 
 
 def _about_winner(result: SweepResult) -> Iterator[str]:
-    if math.isnan(result.winner.mean):
-        yield "No run finished."
-        return
+    for name, why in (result.unfinished or {}).items():
+        yield f"{name}: {why}."
     winner, baseline = result.winner.arm, result.first.baseline
+    if not result.first.row(baseline).values:
+        is_any = any(row.values for row in result.first.arms)
+        yield f"No run of {baseline} finished: no winner." if is_any else "No run finished."
+        return
     direction = "highest" if result.better == "higher" else "lowest"
-    yield f"{winner} has the {direction} mean {result.metric}."
+    if result.first.is_full:
+        yield f"{winner} has the {direction} mean {result.metric}."
+    elif winner == baseline:
+        yield f"No arm is better than {baseline}, over the seeds that both finished."
+    else:
+        yield (
+            f"{winner} has the {direction} mean difference to {baseline} in {result.metric}, over"
+            " the seeds that both finished."
+        )
     if result.reported is not None:
         row = result.reported.table.row(winner)
         found = f"accuracy {_cells(row)[1]}"
@@ -213,8 +224,6 @@ def _about_winner(result: SweepResult) -> Iterator[str]:
         yield "Not repeated: --other-seeds runs the sweep again with other seeds."
     else:
         yield from _replication(result.first, result.other)
-    for name, why in (result.unfinished or {}).items():
-        yield f"{name}: {why}."
     for name, count in (result.not_judged or {}).items():
         noun = "completion" if count == 1 else "completions"
         yield f"{name}: {count} {noun} of the last evaluation could not be judged and do not count."

@@ -81,6 +81,24 @@ def test_a_sweep_without_a_finished_run_says_so() -> None:
     assert "No run finished." in as_text(result(found))
 
 
+def test_reasons_stand_on_the_page_if_no_run_of_the_baseline_finished() -> None:
+    found = compare_arms({"base": {}, "a": {0: 0.5}}, {}, "base", [0])
+    one = result(found, unfinished={"base-seed0": "RunStopped: entropy"})
+    text = as_text(one)
+    assert "base-seed0: RunStopped: entropy." in text
+    assert "No run of base finished" in text and "No run finished" not in text
+    assert one.as_dict()["winner"] is None and json.dumps(one.as_dict(), allow_nan=False)
+    assert draw_forest(found, "accuracy")
+
+
+def test_an_arm_does_not_win_because_its_bad_seeds_failed() -> None:
+    values = {"base": {0: 0.1, 1: 0.9}, "a": {1: 0.8}}
+    found = compare_arms(values, {}, "base", [0, 1])
+    assert found.best(True).arm == "base" and found.best(False).arm == "a"
+    assert "No arm is better than base" in as_text(result(found))
+    assert "a has the lowest mean difference to base" in as_text(result(found, better="lower"))
+
+
 def test_replication_is_told_in_words() -> None:
     again = range(8, 16)
     first = table(base=0.0, both=1.0, once=1.0, neither=0.0)
