@@ -51,6 +51,8 @@ class SeedDifference:
         mean, error = mean_and_error(differences)
         if count < 2:
             return cls(mean, -math.inf, math.inf, None, count)
+        # Equal differences differ by rounding, from which t would be huge.
+        error = error if error > 1e-12 * max(map(abs, differences)) else 0.0
         half = t_quantile(count - 1) * error
         # Without spread t is 0/0 or infinite, so the test says nothing.
         p_value = t_p_value(mean / error, count - 1) if error else None if mean else 1.0

@@ -16,17 +16,20 @@ import tomli_w
 
 from assay import config as configuration
 from assay.config import TrainConfig, read_toml
-from assay.errors import AssayError, ConfigError, message
+from assay.errors import AssayError, ConfigError, cause, message
 from assay.recipes.check import check_settings, settings_of_training
 from assay.recipes.file import Recipe, RecipeStage, built_in, find_recipe, read_recipe
 from assay.recipes.manifest import TINY, RecipeManifest
 from assay.recipes.run import planned_outputs, row_of
 from assay.sweep.file import RESERVED, SweepFile
+from assay.validation import toml_words
 
 Tree: TypeAlias = dict[str, Any]
 SEED = "{seed}"
 # The directory and the name of a run are the sweep's, and the seed is the one that arms share.
 _OWNED = re.compile(r"(?:[\w-]+\.)?run\.(?:seed|name|directory|max_minutes)\s*=")
+# An empty value removes the time limit of a base.
+_NO_LIMIT = re.compile(r"(?:[\w-]+\.)?run\.max_minutes\s*=\s*")
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
     base, key = file.base_of(arm)
     own = file.settings.arms[arm].set
     for override in (*file.settings.set, *own):
-        if found := _OWNED.match(override):
+        if (found := _OWNED.match(override)) and not _NO_LIMIT.fullmatch(override):
             accepted = "none in a sweep: its seeds, folder and length are those of all arms"
             raise ConfigError(message(f"set {found[0].rstrip('= ')}", override, accepted))
     changes = [one.replace(SEED, str(seed)) for one in (*file.settings.set, *own)]
@@ -171,7 +174,8 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
         config = configuration.load(path, [*changes, f"run.seed={seed}"])
         if config.run.max_minutes is not None:
             accepted = "none in a sweep, whose runs must not depend on the machine's speed"
-            raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted))
+            remedy = "set it to nothing: run.max_minutes="
+            raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted, remedy))
         return Trial(arm, seed, config=config)
     plain = read_recipe(path, file.settings.scale)
     # A sweep may fix the seed of new models, but not the seed that its arms share. A change may
@@ -188,16 +192,21 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
 
 def find_base(base: str, where: str) -> Path:
     """Return the run file or recipe that a base names. Raises ConfigError."""
-    path = Path(base).expanduser()
-    if path.is_dir():
+    accepted = f"a run file, a recipe file, or a recipe: {', '.join(built_in())}"
+    try:
+        path = Path(base).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        # The home of an unknown user, a name that is too long, or a null byte.
+        raise ConfigError(message(where, toml_words(base, 60), accepted, cause(error))) from error
+    if is_folder:
         remedy = "name its config.toml" if (path / "config.toml").is_file() else ""
         raise ConfigError(message(where, f"{base}, a folder", "a TOML file, or a recipe", remedy))
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or is_file:
         return path
     try:
         return find_recipe(base)
     except ConfigError as error:
-        accepted = f"a run file, a recipe file, or a recipe: {', '.join(built_in())}"
         raise ConfigError(message(where, json.dumps(base), accepted)) from error
 
 

@@ -76,6 +76,8 @@ def test_differences_without_spread_or_a_second_seed_have_no_p_value() -> None:
     same = SeedDifference.of([0.25] * 8)
     assert (same.low, same.high, same.p_value) == (0.25, 0.25, None)
     assert SeedDifference.of([0.0] * 8).p_value == 1.0
+    rounded = SeedDifference.of([(n + 0.1) - n for n in range(8)])
+    assert rounded.p_value is None and rounded.low == rounded.high
     one = SeedDifference.of([0.25])
     assert (one.low, one.high, one.p_value) == (-math.inf, math.inf, None)
     assert math.isnan(SeedDifference.of([]).mean)

@@ -11,7 +11,9 @@ import tomli_w
 from sweep_worlds import REWARD, Sweeps
 
 from assay.errors import UserError
+from assay.sweep.file import read_sweep
 from assay.sweep.metric import METRICS, OPEN, check_metric
+from assay.sweep.trials import trials_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = {"train": ["train.jsonl"], "heldout": ["held.jsonl"], "verifier": REWARD}
@@ -57,6 +59,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"arms": arm(base="none.toml")}, r"arms\.other: none\.toml: cannot be read"),
     ({"base": "nosuch"}, r'base: found "nosuch"; accepted: a run file, a recipe file'),
     ({"base": "model"}, r"base: found model, a folder"),
+    ({"base": "~nouser/x.toml"}, r'base: found "~nouser/x\.toml"; accepted: a run file'),
+    ({"base": f"{'a' * 5000}.toml"}, r"base: found \"aaa.*; accepted: a run file"),
     ({"scale": "small"}, r"scale: found a scale; accepted: none: the base is no recipe"),
     ({"report": {"problems": []}}, r"report\.problems"),
     ({"report": {"problems": ["none.jsonl"]}}, r"report\.problems: none\.jsonl"),
@@ -81,6 +85,16 @@ def test_a_fault_is_one_line_and_nothing_is_written(
     assert re.search(complaint, text), text
     assert "\n" not in text
     assert not Path("sweeps").exists()
+
+
+def test_an_empty_value_removes_the_time_limit_of_the_base(sweeps: Sweeps) -> None:
+    sweeps.base(run={"threads": 1, "max_minutes": 5.0})
+    with pytest.raises(
+        UserError, match=r"run\.max_minutes: found a time limit; .*run\.max_minutes=$"
+    ):
+        sweeps.run(sweeps.sweep())
+    (trial, *_) = trials_of(read_sweep(sweeps.sweep(set=["run.max_minutes="])), [0])
+    assert trial.configs[-1].run.max_minutes is None
 
 
 def test_the_faults_of_all_arms_are_told_at_once(sweeps: Sweeps) -> None:
