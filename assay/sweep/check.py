@@ -14,13 +14,17 @@ from assay.data.completions import DOCUMENT, Record
 from assay.data.overlap import Questions, normalize, words_in
 from assay.data.problems import load_problems
 from assay.data.rowset import load_rows
-from assay.errors import AssayError, ConfigError, DataError, message
+from assay.data.sources import python_name
+from assay.errors import AssayError, ConfigError, DataError, RunError, message
 from assay.recipes.check import check_rows
+from assay.session.consent import open_config
 from assay.sweep.file import SweepFile
 from assay.sweep.metric import is_of_evaluations
 from assay.sweep.trials import ArmComplaints, Trial, outputs_of
 from assay.verify.expression import parse_expression
 
+SOURCES = ("data.train", "data.heldout", *STAGES)
+"""Keys and sections of a run that name the sources of its rows."""
 FIRST = ", first term"
 FIRST_TERM = f"data.verifier{FIRST}"
 
@@ -36,7 +40,7 @@ def check_sweep(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None
     if not complaints:
         _check_rows(file, first)
     if not complaints and file.settings.report is not None:
-        complaints = [*_overlap(file, trials)]
+        complaints = [*overlap(file, trials)]
     if complaints:
         raise ConfigError.of([*dict.fromkeys(complaints)])
 
@@ -151,7 +155,7 @@ class _Prompt:
     place: str
 
 
-def _overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
+def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     """Yield a message for the first report question that a source of an arm contains."""
     report = file.settings.report
     assert report is not None
@@ -184,13 +188,30 @@ def _sources(trials: Sequence[Trial]) -> dict[str, str]:
             for stage in trial.recipe.stages.values():
                 listed += stage.tree.get("inputs", ()) if stage.kind == "data" else ()
         made = f"{Path(trial.name).absolute()}/"
+        # Outputs of a recipe's own stages derive from sources that are listed too.
+        own = ("@", f"{RUN_PREFIX}@", made, f"{RUN_PREFIX}{made}")
+        # The list grows while it is read: the other run may itself learn from a run.
+        listed = list(dict.fromkeys(listed))
         for source in listed:
-            source = source.removeprefix(FILE_PREFIX)
-            # Outputs of a recipe's own stages, and rollouts of a run, derive from sources that are
-            # listed too.
-            if not source.startswith(("@", RUN_PREFIX, made)) and not is_run(source):
-                found.setdefault(source, trial.arm)
+            if source.startswith(own):
+                continue
+            if source.startswith(RUN_PREFIX) or is_run(source):
+                more = _of_run(Path(source.removeprefix(RUN_PREFIX)), listed)
+                listed += [one for one in dict.fromkeys(more) if one not in listed]
+            else:
+                found.setdefault(source.removeprefix(FILE_PREFIX), trial.arm)
     return found
+
+
+def _of_run(run: Path, known: Sequence[str]) -> Iterator[str]:
+    """Yield the sources of another run, whose rollouts an arm learns from."""
+    names = [name for source in known if (name := python_name(source)) is not None]
+    try:
+        yield from _of_config(open_config(run, SOURCES, allow=names))
+    except RunError as error:
+        found = "sources that cannot be compared with the report problems"
+        accepted = "a run of your own, or one whose sources are files"
+        raise ConfigError(message(str(run), found, accepted)) from error
 
 
 def _of_config(config: TrainConfig) -> Iterator[str]:

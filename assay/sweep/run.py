@@ -313,9 +313,8 @@ def _name_checkpoints(tree: dict[str, Any]) -> None:
             tree["model"] = _checkpoint(tree["model"])
         return
     for name in ("model", "critic", "teacher"):
-        section = tree.get(name)
-        path = section.get("path") if isinstance(section, dict) else None
-        if path and not path.startswith("@"):
+        section = tree.get(name, {})
+        if (path := section.get("path")) and not path.startswith("@"):
             section["path"] = _checkpoint(path)
 
 

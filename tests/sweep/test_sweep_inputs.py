@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import tomli_w
 from sweep_worlds import REWARD, Sweeps
 
 from assay.errors import UserError
+from assay.sweep.check import overlap
 from assay.sweep.file import read_sweep
 from assay.sweep.metric import METRICS, OPEN, check_metric
 from assay.sweep.trials import trials_of
@@ -149,6 +151,26 @@ def test_traces_of_a_recipe_must_not_hold_report_problems(sweeps: Sweeps) -> Non
     )
     with pytest.raises(UserError, match=r"found report\.jsonl:1, a question of .*traces\.jsonl:9"):
         sweeps.run(path)
+
+
+def test_problems_of_a_run_that_an_arm_learns_from_count_too(sweeps: Sweeps) -> None:
+    teacher = Path("runs/teacher")
+    teacher.mkdir(parents=True)
+    data = {**DATA, "train": ["taught.jsonl"]}
+    sweeps.base("teacher", data=data).rename(teacher / "config.toml")
+    sweeps.world.rows("taught", [{"prompt": "7 + 50 =", "answer": "57"}])
+    sweeps.world.rows("report", [{"prompt": "7 + 50 =", "answer": "57"}])
+    tree = tomllib.loads(Path("base.toml").read_text())
+    pairs = {"pairs": ["run:runs/teacher"], "steps": 1}
+    del tree["rl"]
+    tree["data"]["train"] = []
+    base = sweeps.folder / "pairs.toml"
+    base.write_text(tomli_w.dumps({**tree, "preference": pairs}))
+    faster = arm("optimizer.learning_rate=1e-2")
+    report = {"problems": ["report.jsonl"]}
+    file = read_sweep(sweeps.sweep(base="pairs.toml", arms=faster, report=report))
+    found = [*overlap(file, trials_of(file, [0]))]
+    assert len(found) == 1 and "a question of taught.jsonl:1 (arm usual)" in found[0]
 
 
 def test_a_parallel_sweep_needs_a_number_of_threads(sweeps: Sweeps) -> None:
