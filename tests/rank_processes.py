@@ -27,9 +27,10 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     pipe.send("ready")
-    while (asked := pipe.recv()) is not None:
+    said = ""
+    # A process whose rank failed ends, as a rank in an actor does: that closes its connections.
+    while not said and (asked := pipe.recv()) is not None:
         build, file, rank, size = asked
-        said = ""
         try:
             ranks = Ranks.join(FileStore(file, size), rank, size, PATIENCE, "cpu")
             try:
@@ -49,16 +50,22 @@ class RankProcesses:
     """Processes for ranks 1 and up; the test is rank 0."""
 
     def __init__(self, number: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
+        self._starting: set[Connection] = set()
         for _ in range(number):
-            mine, other = context.Pipe()
-            process = context.Process(target=_serve, args=(other,), daemon=True)
-            process.start()
-            self.pipes.append(mine)
-            self.processes.append(process)
-        self._starting = {*self.pipes}
+            self._start(len(self.pipes))
+
+    def _start(self, place: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, other = context.Pipe()
+        process = context.Process(target=_serve, args=(other,), daemon=True)
+        process.start()
+        # This process must not hold the other end, whose end it waits for.
+        other.close()
+        self.pipes[place : place + 1] = [mine]
+        self.processes[place : place + 1] = [process]
+        self._starting.add(mine)
 
     def open(self, build: Build, settings: ScaleConfig, device: str, stack: ExitStack) -> Ranks:
         """Do what `assay.scale.learner_ranks.open_ranks` does, without Ray."""
@@ -96,9 +103,13 @@ class RankProcesses:
             ranks.dismiss()
         ranks.leave()
         self.said = [_reply(pipe) for pipe in self.pipes[: ranks.size - 1]]
+        for place, said in enumerate(self.said):
+            if said:
+                self._start(place)
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
-            pipe.send(None)
+            with suppress(OSError):
+                pipe.send(None)
             process.join(1)
             process.kill()

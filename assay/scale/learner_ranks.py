@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Timer
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 INTERFACE = "GLOO_SOCKET_IFNAME"
 # Seconds in which the other ranks must end after the last call of rank 0.
 END_SECONDS = 10.0
+# Seconds after which the process of a rank that failed ends.
+FAILED_SECONDS = 3.0
 # Seconds to wait for the error message of a rank that ended.
 REPORT_SECONDS = 2.0
 
@@ -87,6 +90,12 @@ class LearnerRank:
             ranks = Ranks.join(store, rank, meeting.size, patience, opening.device)
         try:
             ranks.follow(opening.build(ranks))
+        except BaseException:
+            # Sharded weights hold their process groups, so `leave` does not close the connections
+            # of a rank that failed, and the other ranks would wait for the whole patience.
+            # The end of the process closes the connections. Ray reports the error before.
+            Timer(FAILED_SECONDS, os._exit, (1,)).start()
+            raise
         finally:
             # The connections are closed first, which ends the waits of the other ranks at once.
             ranks.leave()

@@ -392,7 +392,6 @@ def build_sharded_failing(ranks: Ranks) -> Any:
     return learner
 
 
-@pytest.mark.slow  # the others wait for the whole patience: FSDP keeps the connections open
 def test_a_rank_that_fails_in_a_sharded_pass_ends_the_wait_of_the_others(
     processes: RankProcesses, tmp_path: Path
 ) -> None:
