@@ -73,7 +73,8 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
             # Names are checked before torch is imported, because the import takes seconds.
             if given[name] is not None:
                 check_place(given[name], given[name])
-        if given.get("samples") is not None:
+        # A suite has its own temperature, with which it checks the number of samples itself.
+        if given.get("samples") is not None and not given.get("suite"):
             check_siblings(given["samples"], given["temperature"] or 0.0)
         # Unset options are left out: for a missing key, the run's own setting applies.
         command(**{name: one for name, one in given.items() if one is not None})

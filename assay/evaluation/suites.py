@@ -31,6 +31,7 @@ from assay.run.intervals import share_words
 from assay.session.evaluation_log import settings_of
 from assay.session.sampling import (
     SamplingOptions,
+    checkpoint_of,
     sampling_config,
     several,
     takes_sampling_options,
@@ -40,6 +41,11 @@ from assay.training.api import evaluate
 # Keys of a question in the published row formats (`assay.data.benchmark_rows`).
 _ASKED = ("question", "Question", "problem", "Problem", "prompt", "text")
 _IDS = {"id", "ID", "task_id", "unique_id", "question_id", "Record ID"}
+# Settings of a run that change samples or verdicts, apart from those that suites set.
+# The think mode, budget and effort of a run stay: they are how its model is meant to be used.
+_OF_A_RUN = ("data.mixture", "sampling.top_k", "sampling.min_p", "verification.options")
+# Files of a model's folder that change its prompts. The weights are among the settings already.
+_PROMPT_FILES = ("tokenizer*.json", "chat_template*", "special_tokens_map.json", "*.model")
 # Keys of `[data]` that change a prompt.
 _SHOWN = ("template", "prompt_template", "system_prompt", "think", "verifier")
 # GSM8K's solutions contain calculator marks such as <<48/2=24>>. In worked examples they halved the
@@ -76,8 +82,9 @@ class PublishedSuite:
     @property
     def overrides(self) -> list[str]:
         """Return the configuration changes that replace the prompt settings of a model's run."""
-        # An empty value removes a key, so a run's own prompt does not change the benchmark.
+        # An empty value removes a key, so a run's own prompt and scoring change no benchmark.
         pairs: dict[str, Any] = {
+            **dict.fromkeys(_OF_A_RUN),
             "data.template": "base" if self.form == "base" else None,
             "data.prompt_template": "{question}" if self.form == "base" else None,
             "data.system_prompt": self.system,
@@ -232,7 +239,10 @@ class _Asked:
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / f"{name}.json"
         kept = read_json(place) or {}
-        if kept.get("facts") == facts and kept.keys() == vars(self._result(facts, {})).keys():
+        # A verdict that is missing may have had a cause that is mended, so its suite is not kept.
+        is_judged = (kept.get("accuracy") or {}).get("num_not_judged") == 0
+        is_whole = kept.keys() == vars(self._result(facts, {})).keys()
+        if is_judged and is_whole and kept.get("facts") == facts:
             say(f"note: {name}: result of {place}; remove the file to sample again")
             return SuiteResult(**kept)
         result = self._result(facts, self._evaluate(folder / f"{name}.jsonl", quiet))
@@ -249,6 +259,7 @@ class _Asked:
             **settings_of(config, sampling, self.num_samples),
             "data": shown,
             "verification": config.verification.model_dump(mode="json"),
+            "prompt_files": _prompt_files(self.model),
             "num_rows": len(self.rows),
             "rows": hashlib.sha256(rows.encode(errors="surrogatepass")).hexdigest(),
         }
@@ -291,6 +302,16 @@ def suite_rows(
         if not _IDS & row.keys():
             row["id"] = f"{suite.name}-{number}"
         yield row
+
+
+def _prompt_files(model: str) -> dict[str, str]:
+    """Return a hash of each file of a model that changes its prompts, by file name."""
+    folder = Path(checkpoint_of(model) or model)
+    if not folder.is_dir():
+        # The revision of a model on the hub is among the settings.
+        return {}
+    found = sorted({path for pattern in _PROMPT_FILES for path in folder.glob(pattern)})
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def _worked(row: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import assay
 from assay.cli import main
 from assay.errors import ConfigError, DataError
 from assay.evaluation.suites import evaluate_suites, find_suites, read_suites, suite_rows
@@ -95,7 +96,15 @@ def test_a_finished_suite_is_not_sampled_again_until_something_changes(
     write(folder, "gsm8k", GSM8K)
     assert [again(), again()] == [1, 0]
     (out / "gsm8k.json").write_text("{")
-    assert again() == 1
+    assert [again(), again()] == [1, 0]
+    kept = json.loads((out / "gsm8k.json").read_text())
+    kept["accuracy"]["num_not_judged"] = 1
+    (out / "gsm8k.json").write_text(json.dumps(kept))
+    assert [again(), again()] == [1, 0]
+    template = Path(model) / "chat_template.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert [again(), again()] == [1, 0]
+    template.unlink()
 
 
 def test_options_of_the_command_replace_those_of_a_suite(model: str, tmp_path: Path) -> None:
@@ -114,6 +123,30 @@ def test_the_page_lists_every_suite_with_its_settings() -> None:
     for one in read_suites().values():
         start = f"| `{one.name}` | `{one.source}` | `{one.verifier}` | {one.max_tokens:,} | "
         assert start in page and f" | {one.scoring} |" in page
+
+
+def test_settings_of_a_run_change_no_benchmark(model: str, folder: Path, tmp_path: Path) -> None:
+    tree = {
+        "run": {"directory": str(tmp_path), "name": "own"},
+        "model": {"path": model},
+        "data": {
+            **{"train": [str(folder / "gsm8k.jsonl")], "heldout": [], "verifier": "exact"},
+            **{"template": "base", "prompt_template": "Q {question}", "system_prompt": "Be odd."},
+        },
+        "verification": {"num_workers": 1, "options": {"math": {"tolerance": 0.05}}},
+        "sampling": {"max_tokens": 2, "stop": ["x"]},
+        "rl": {"steps": 1, "num_prompts": 1, "group_size": 2},
+    }
+    run = assay.train(tree, quiet=True).run
+    facts = [
+        evaluate_suites(one, ["gsm8k"], folder=folder, max_tokens=4, quiet=True).suites[0].facts
+        for one in (model, str(run))
+    ]
+    for key in ("data", "verification", "sampling", "rows"):
+        base, trained = (one[key] for one in facts)
+        if key == "verification":
+            base, trained = base["options"], trained["options"]
+        assert base == trained, key
 
 
 def test_published_ids_are_kept_and_missing_ones_numbered(tmp_path: Path) -> None:
@@ -153,6 +186,9 @@ def test_a_row_without_a_question_is_named(tmp_path: Path) -> None:
         ([], "neither"),
         (["--problems", "x.jsonl", "--suite", "gsm8k"], "both"),
         (["--problems", "x.jsonl", "--suite-folder", "x"], "--suite-folder alone"),
+        (["--problems", "x.jsonl", "--samples", "2"], "found 0 with several samples"),
+        # The suite samples at a temperature of its own.
+        (["--suite", "aime24", "--samples", "2", "--suite-folder", "x"], "no aime24.jsonl"),
     ],
 )
 def test_the_command_takes_problems_or_suites(
