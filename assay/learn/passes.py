@@ -246,14 +246,15 @@ class Passes:
         if self.shards is not None:
             self.shards.gather()
             self.optimizer.save_state(folder)
-        if self.ranks.rank:
-            return
-        if self.tokenizer is None:
-            policy.save_pretrained(folder)
-        else:
-            save_model(policy, self.tokenizer, folder)
+        if not self.ranks.rank:
+            if self.tokenizer is None:
+                policy.save_pretrained(folder)
+            else:
+                save_model(policy, self.tokenizer, folder)
         if self.shards is None:
             self.optimizer.save_state(folder)
+        else:
+            self.ranks.await_first()
 
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
@@ -262,6 +263,7 @@ class Passes:
         else:
             if self.ranks.rank == 0:
                 restore_weights(self.shards.full, folder)
+            self.ranks.await_first()
             self.shards.scatter()
         self.optimizer.load_state(folder)
 

@@ -169,6 +169,14 @@ class Ranks:
         finally:
             self._depth -= 1
 
+    def await_first(self) -> None:
+        """Wait for rank 0 inside a shared call, however long rank 0 works alone."""
+        # Other operations end after `scale.patience`, which a large checkpoint may exceed.
+        if self.divides and self.rank == 0:
+            self._send(None)
+        elif self.divides:
+            self._receive()
+
     def check_same(self, what: str, value: object) -> None:
         """Raise WorkerDied if a value differs between ranks."""
         if not self.divides:

@@ -25,6 +25,7 @@ from assay.learn.optimizer import STATE_FILE, Optimizer, described_state, write_
 from assay.learn.ranks import BUCKET_BYTES, Ranks
 from assay.model.logprobs import TokenStats
 from assay.model.packing import MicroBatch, pack
+from assay.model.rates import name_of
 from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 LOWER = "lower"
@@ -141,7 +142,15 @@ class Shards:
 
     def _fill(self, name: str, part: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a rank's rows as a flat tensor of the size that all ranks send."""
-        flat = part.detach().to(dtype).reshape(-1)
+        flat = part.detach().reshape(-1)
+        if dtype == torch.bfloat16:
+            # A checkpoint holds the upper halves. Rounding differs from them where a weight lies
+            # exactly between two numbers, so a resumed run would sample with other weights.
+            upper = torch.empty_like(flat, dtype=dtype)
+            scratch = torch.empty_like(flat, dtype=torch.int32)
+            split_halves(flat, upper, torch.empty_like(flat, dtype=torch.int16), scratch)
+            flat = upper
+        flat = flat.to(dtype)
         return pad(flat, (0, self._padded(name).numel() - flat.numel()))
 
     def _buckets(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[list[str]]:
@@ -207,8 +216,7 @@ class ShardedOptimizer(Optimizer):
                 whole[name][key] = rows
         if self.shards.dtype == torch.bfloat16:
             for name, rows in self.shards.collected(self.shards.parts, torch.float32):
-                # The saved weights are the upper halves, which differ from the rounded weights
-                # where a weight lies exactly between two numbers.
+                # `gather` has written the same upper halves.
                 upper = self.shards.full.get_parameter(name)
                 lower = torch.empty_like(rows, dtype=torch.int16)
                 split_halves(
@@ -231,6 +239,7 @@ class ShardedOptimizer(Optimizer):
             accepted = "the trainable parameters of this model"
             raise RunError(message(str(file), f"state of {unknown[0]}", accepted))
         saved: State = {}
+        joined: set[str] = set()
         with safe_open(file, framework="pt") as opened:
             for full_key in opened.keys():  # noqa: SIM118 (not a dict: it has no iterator)
                 name, _, key = full_key.rpartition("|")
@@ -238,8 +247,12 @@ class ShardedOptimizer(Optimizer):
                 if key == LOWER:
                     upper = shards.parts[name].to(torch.bfloat16)
                     join_halves(upper, rows, out=shards.parts[name])
+                    joined.add(name)
                 else:
                     saved.setdefault(name, {})[key] = rows
+        if joined != (names if shards.dtype == torch.bfloat16 else set()):
+            accepted = f"that of a run with this model.dtype, {name_of(shards.dtype)}"
+            raise RunError(message(str(file), "the state of another model.dtype", accepted))
         try:
             self.rule.load(saved, plain)
         except ValueError as error:

@@ -119,6 +119,9 @@ class PolicyLearner(PassesLearner):
         temperature: float | None = None,
     ) -> Batch:
         """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
+        if temperature is not None:
+            # A teacher that only rank 0 queries scores before the shared call sets the temperature.
+            self.passes.temperature = temperature
         batch = pack(groups, verdicts, self.device)
         if any(factor != 1.0 for factor in self.kl_factors.values()):
             factors = [self._kl_factor(group.problem) for group in groups]

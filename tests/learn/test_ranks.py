@@ -17,7 +17,7 @@ from test_preference_update import some_pairs
 from test_reward_update import groups_of
 
 from assay.config import CriticConfig, OptimizerConfig
-from assay.errors import WorkerDied
+from assay.errors import RunError, WorkerDied
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, preference
 from assay.learn.base import Update
@@ -29,6 +29,7 @@ from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.learn.sft_update import SFTLearner
 from assay.learn.sharding import ShardedOptimizer, Shards
+from assay.learn.teacher import AbsentTeacher
 from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
@@ -323,6 +324,69 @@ def test_a_sharded_checkpoint_is_loaded_by_any_number_of_ranks(
     assert found.metrics == pytest.approx(wanted.metrics, rel=rel)
     master, trained = alone.passes.optimizer.master, alone.passes.optimizer.trained
     assert all((master(name) - ended[name].float()).abs().max() < 1e-2 for name in trained)
+
+
+# Exactly between two bfloat16 numbers: 1.0 (even) and 1.0078125 (away from zero).
+TIE = 1.00390625
+
+
+def build_with_ties(ranks: Ranks) -> Any:
+    learner = build_sharded("sft", {}, torch.bfloat16, ranks)
+    with torch.no_grad():
+        for part in learner.passes.shards.parts.values():
+            part.fill_(TIE)
+    return learner
+
+
+def test_a_checkpoint_does_not_change_the_weights_that_are_sampled_from(
+    processes: RankProcesses, tmp_path: Path
+) -> None:
+    with processes.learner(build_with_ties, 2, tmp_path) as learner:
+        learner.gather()
+        before = weights(learner.passes.shards.full)
+        learner.save_state(tmp_path)
+        after = weights(learner.passes.shards.full)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert {float(one.flatten()[0]) for one in after.values()} == {1.0078125}
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_the_state_of_another_type_is_refused(
+    saved: torch.dtype, loaded: torch.dtype, processes: RankProcesses, tmp_path: Path
+) -> None:
+    with processes.learner(partial(build_sharded, "sft", {}, saved), 2, tmp_path) as learner:
+        learn_once(learner, 0)
+        learner.save_state(tmp_path)
+    with (
+        pytest.raises(
+            RunError, match=r"optimizer\.safetensors.* the state of another model\.dtype"
+        ),
+        processes.learner(partial(build_sharded, "sft", {}, loaded), 2, tmp_path) as learner,
+    ):
+        learner.load_state(tmp_path)
+
+
+def test_a_teacher_of_rank_0_scores_at_the_temperature_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other ranks get the temperature by the call that follows."""
+    asked: list[float] = []
+
+    class Recording(AbsentTeacher):
+        def logprobs(self, batch: Batch, passes: Passes) -> torch.Tensor:
+            asked.append(passes.temperature)
+            return torch.zeros(batch.num_tokens)
+
+    learner: Any = a_learner(algorithm("grpo", kl_weight=0.1))
+    monkeypatch.setattr("assay.learn.update.pack", lambda *_: a_batch())
+    monkeypatch.setattr(learner.passes, "ranks", Ranks(0, 2))
+    monkeypatch.setattr(learner, "reference", Recording())
+    monkeypatch.setattr(learner, "score_batch", lambda batch, _: batch)
+    for temperature in (0.7, 0.4):
+        learner.score([], [], temperature)
+    assert asked == [0.7, 0.4]
 
 
 def test_resumed_ranks_continue_with_equal_bits(processes: RankProcesses, tmp_path: Path) -> None:
