@@ -207,7 +207,7 @@ def _of_chemistry(problem: Problem) -> Values | None:
     """Return the expected equation or formula, if the answer is one."""
     known = _gold(problem)
     # A formula of one letter, such as C, is more probably the label of an option.
-    is_formula = re.fullmatch(r"(?:[A-Z][a-z]?\d*|[()\[\]])+(?:\^.*)?", known.get("gold", ""))
+    is_formula = re.fullmatch(r"(?:[A-Z][a-z]?\d*|[()\[\]]\d*)+(?:\^.*)?", known.get("gold", ""))
     if known and ("->" in known["gold"] or (is_formula and re.search(r"\d", known["gold"]))):
         return known
     return None
