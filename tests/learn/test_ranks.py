@@ -29,7 +29,6 @@ from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.learn.sft_update import SFTLearner
 from assay.learn.sharding import ShardedOptimizer, Shards
-from assay.learn.teacher import AbsentTeacher
 from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
@@ -366,27 +365,6 @@ def test_the_state_of_another_type_is_refused(
         processes.learner(partial(build_sharded, "sft", {}, loaded), 2, tmp_path) as learner,
     ):
         learner.load_state(tmp_path)
-
-
-def test_a_teacher_of_rank_0_scores_at_the_temperature_of_the_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The other ranks get the temperature by the call that follows."""
-    asked: list[float] = []
-
-    class Recording(AbsentTeacher):
-        def logprobs(self, batch: Batch, passes: Passes) -> torch.Tensor:
-            asked.append(passes.temperature)
-            return torch.zeros(batch.num_tokens)
-
-    learner: Any = a_learner(algorithm("grpo", kl_weight=0.1))
-    monkeypatch.setattr("assay.learn.update.pack", lambda *_: a_batch())
-    monkeypatch.setattr(learner.passes, "ranks", Ranks(0, 2))
-    monkeypatch.setattr(learner, "reference", Recording())
-    monkeypatch.setattr(learner, "score_batch", lambda batch, _: batch)
-    for temperature in (0.7, 0.4):
-        learner.score([], [], temperature)
-    assert asked == [0.7, 0.4]
 
 
 def test_resumed_ranks_continue_with_equal_bits(processes: RankProcesses, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class TooMuch(Exception):
     """Raised for a query above a limit."""
 
 
-class Clock:
+class QueryClock:
     """CPU seconds left for set-up and for queries, each of all databases together.
 
     A query must not use up the time of the next set-up, because a failed set-up is the row's fault.
@@ -73,7 +73,7 @@ def main() -> None:
     """Run the request's query on each database, and print the result of each."""
     with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
-    clock = Clock({"setup": request["setup_seconds"], "query": request["seconds"]})
+    clock = QueryClock({"setup": request["setup_seconds"], "query": request["seconds"]})
     room = request["characters"]
     query = request["query"]
     with open(1, "w", encoding="utf-8", closefd=False) as output:
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def run(
-    schema: str, database: str, query: str, clock: Clock, most_rows: int, room: int
+    schema: str, database: str, query: str, clock: QueryClock, most_rows: int, room: int
 ) -> dict[str, Any]:
     """Return ``{"rows", "width"}``, or ``{"stage", "error"}`` with setup, parse, run or limit."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
