@@ -8,18 +8,13 @@ sandbox, so a program can read neither expected outputs nor the verdict.
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.host.fields import Field, number, whole
-from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.programs.compare import FLOAT_TOLERANCE, STDOUT_RULES, same_output
@@ -36,7 +31,8 @@ from assay.verify.programs.languages import (
 )
 from assay.verify.programs.spec import CREDITS
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
-from assay.verify.sandbox.toolchain import FOLDERS, Command, Ran, execute
+from assay.verify.sandbox.own_sandbox import OwnSandbox
+from assay.verify.sandbox.toolchain import Command, Ran, execute
 
 MAX_PROGRAM = 100_000
 # Compilers often need more memory than the compiled programs.
@@ -49,8 +45,7 @@ SHOWN = 200
 FAULTS = ("compile_error", "runtime_error", "timeout", "memory", "output", "wrong_answer")
 FORM = '{"stdin": text, "stdout": text or a list of accepted texts}'
 
-_sandboxes: dict[int, Sandbox] = {}
-_lock = threading.Lock()
+_own = OwnSandbox(toolchain_folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +87,15 @@ def judge_program(problem: Problem, completion: Completion) -> Part:
     if len(source) > MAX_PROGRAM:
         why = f"more than {MAX_PROGRAM} characters"
         return _part(spec, source, ["compile_error"] * len(spec.tests), why)
-    with _lock:
+    with _own.lock:
         try:
-            sandbox = _sandbox()
+            sandbox = _own.open()
         except SandboxUnavailable as error:
             return Part.not_judged("unavailable", str(error))
         try:
             return _judged(sandbox, spec, source)
         except BaseException:  # the state of the sandbox is unknown after any error
-            _discard()
+            _own.close()
             raise
 
 
@@ -294,25 +289,6 @@ def lacks(spec: Mapping[str, Any]) -> str:
 def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:
     # A run records these versions, because another compiler version can change verdicts.
     return {"toolchains": {name: version_of(name) for name in LANGUAGES if not missing(name)}}
-
-
-def _sandbox() -> Sandbox:
-    """Return this process's sandbox with the toolchains."""
-    # The key is the process id, because a forked process must not use its parent's sandbox.
-    key = os.getpid()
-    if key not in _sandboxes:
-        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
-        with slow_import():
-            _sandboxes[key] = Sandbox(toolchain=(*FOLDERS, *toolchain_folders()))
-    return _sandboxes[key]
-
-
-@atexit.register
-def _discard() -> None:
-    sandbox = _sandboxes.pop(os.getpid(), None)
-    if sandbox is not None:
-        with suppress(Exception):
-            sandbox.close()
 
 
 FIELDS: tuple[Field, ...] = (

@@ -10,20 +10,16 @@ test can end its process with any exit code.
 from __future__ import annotations
 
 import ast
-import atexit
 import json
 import os
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.host.fields import Field, is_text, list_of, number, one_of, whole
-from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.programs.code_tests import judge_code
@@ -41,7 +37,8 @@ from assay.verify.repository.edits import (
     is_path,
 )
 from assay.verify.sandbox import Sandbox, SandboxUnavailable
-from assay.verify.sandbox.toolchain import FOLDERS, Command, execute
+from assay.verify.sandbox.own_sandbox import OwnSandbox, interpreter_folders
+from assay.verify.sandbox.toolchain import Command, execute
 
 # Without this default, a policy could delete or weaken the tests.
 PROTECTED = (
@@ -58,8 +55,7 @@ SHOWN = 200
 OUTPUT_KIB = 1024
 COMMAND = '{"command": ["python", "main.py"], "stdin": text, "stdout": text}'
 
-_sandboxes: dict[int, Sandbox] = {}
-_lock = threading.Lock()
+_own = OwnSandbox(interpreter_folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +109,7 @@ def judge_repository(problem: Problem, completion: Completion) -> Part:
         # The verifier `code` would report the calls of `LOADER` itself as unsafe.
         details += [part.detail.partition("; unsafe: ")[0]]
     if spec.commands:
-        with _lock:
+        with _own.lock:
             ran = _run_commands(spec, tree)
         if isinstance(ran, Part):
             return ran
@@ -202,14 +198,14 @@ sys.meta_path.insert(0, _Finder())
 def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | Part:
     """Return the fault of each command, or "". Without a sandbox, return a Part."""
     try:
-        sandbox = _sandbox()
+        sandbox = _own.open()
     except SandboxUnavailable as error:
         return Part.not_judged("unavailable", str(error))
     files = {path: text.encode("utf-8", "replace") for path, text in tree.items()}
     try:
         return [_command_fault(sandbox, spec, files, each) for each in spec.commands]
     except BaseException:  # the state of the sandbox is unknown after any error
-        _discard()
+        _own.close()
         raise
 
 
@@ -233,27 +229,6 @@ def _command_fault(
     if same_output(test["stdout"], ran.stdout, spec.stdout_rule, 0.0):
         return ""
     return f"printed {ran.stdout[:SHOWN]!r}"
-
-
-def _sandbox() -> Sandbox:
-    """Return this process's sandbox, in which commands can execute the Python interpreter."""
-    # The key is the process id, because a forked process must not use its parent's sandbox.
-    key = os.getpid()
-    if key not in _sandboxes:
-        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
-        with slow_import():
-            home = os.path.realpath(sys.base_prefix)
-            folders = FOLDERS if home == "/usr" else (*FOLDERS, home)
-            _sandboxes[key] = Sandbox(toolchain=folders)
-    return _sandboxes[key]
-
-
-@atexit.register
-def _discard() -> None:
-    sandbox = _sandboxes.pop(os.getpid(), None)
-    if sandbox is not None:
-        with suppress(Exception):
-            sandbox.close()
 
 
 def read_repository_spec(problem: Problem) -> RepositorySpec:

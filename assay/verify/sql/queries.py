@@ -7,14 +7,11 @@ hidden, expose a query with the expected values written in.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -22,14 +19,14 @@ from typing import Any, cast
 
 from assay.errors import VerifierError, message
 from assay.host.fields import Field, flag, list_of, number, one_of, whole
-from assay.host.imports import slow_import
 from assay.types import Completion, Problem
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.programs.compare import FLOAT_TOLERANCE
 from assay.verify.programs.fences import fenced_blocks, normalized
 from assay.verify.programs.spec import CREDITS
-from assay.verify.sandbox import Sandbox, SandboxUnavailable
-from assay.verify.sandbox.toolchain import FOLDERS, Command, execute
+from assay.verify.sandbox import SandboxUnavailable
+from assay.verify.sandbox.own_sandbox import OwnSandbox, interpreter_folders
+from assay.verify.sandbox.toolchain import Command, execute
 from assay.verify.sql.results import Row, decoded, same_rows
 
 MAX_QUERY = 20_000
@@ -45,8 +42,7 @@ SHOWN = 200
 # Words with which a query begins. A text without a fenced block must begin with one of them.
 _QUERY = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:SELECT|WITH|VALUES)\b", re.I | re.S)
 
-_sandboxes: dict[int, Sandbox] = {}
-_lock = threading.Lock()
+_own = OwnSandbox(interpreter_folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,9 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
         query = find_query(completion.answer_text)
     except BadQuery as error:
         return _part(spec, None, ["parse"] * len(spec.databases), str(error))
-    with _lock:
+    with _own.lock:
         try:
-            _sandbox()
+            _own.open()
         except SandboxUnavailable as error:
             return Part.not_judged("unavailable", str(error))
         try:
@@ -90,7 +86,7 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
         except VerifierError:
             raise
         except BaseException:  # the state of the sandbox is unknown after any error
-            _discard()
+            _own.close()
             raise
     faults: list[str] = []
     details: list[str] = []
@@ -161,7 +157,7 @@ def _run(spec: SqlSpec, query: str) -> list[dict[str, Any]]:
         output_kib=MAX_RESULT // 128,
         processes=16,
     )
-    ran = execute(_sandbox(), command, "", limits)
+    ran = execute(_own.open(), command, "", limits)
     results: list[dict[str, Any]] = []
     for line in ran.stdout.splitlines()[: len(spec.databases)]:
         try:
@@ -280,27 +276,6 @@ def _is_result(value: Any) -> bool:
         isinstance(row, list) and all(map(_is_value, cast("list[Any]", row)))
         for row in cast("list[Any]", value)
     )
-
-
-def _sandbox() -> Sandbox:
-    """Return this process's sandbox, in which commands can execute the Python interpreter."""
-    # The key is the process id, because a forked process must not use its parent's sandbox.
-    key = os.getpid()
-    if key not in _sandboxes:
-        # `slow_import` pauses the deadline, so that no completion pays for the sandbox's start.
-        with slow_import():
-            home = os.path.realpath(sys.base_prefix)
-            folders = FOLDERS if home == "/usr" else (*FOLDERS, home)
-            _sandboxes[key] = Sandbox(toolchain=folders)
-    return _sandboxes[key]
-
-
-@atexit.register
-def _discard() -> None:
-    sandbox = _sandboxes.pop(os.getpid(), None)
-    if sandbox is not None:
-        with suppress(Exception):
-            sandbox.close()
 
 
 def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from assay.verify.base import Part
 from assay.verify.repository import repository
 from assay.verify.repository.repository import REPOSITORY, judge_repository
 from assay.verify.sandbox import SandboxUnavailable
+from assay.verify.sandbox.own_sandbox import OwnSandbox, interpreter_folders
 from assay.verify.selftest import labelled_pair, labelled_rows
 
 FILES = {
@@ -164,7 +165,7 @@ def test_without_a_sandbox_commands_are_not_judged(monkeypatch: pytest.MonkeyPat
     def refuse(*_: Any, **__: Any) -> None:
         raise SandboxUnavailable("no namespaces")
 
-    monkeypatch.setattr(repository, "_sandboxes", {})
-    monkeypatch.setattr(repository, "Sandbox", refuse)
+    monkeypatch.setattr(repository, "_own", OwnSandbox(interpreter_folders))
+    monkeypatch.setattr("assay.verify.sandbox.own_sandbox.Sandbox", refuse)
     part = judge(RIGHT, **COMMANDS)
     assert part.value is None and part.reason == "unavailable" and "no namespaces" in part.detail
