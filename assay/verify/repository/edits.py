@@ -265,15 +265,16 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
     """
     before: list[str] = []
     after: list[str] = []
+    mark = ""
     while len(before) < counts[0] or len(after) < counts[1]:
         line = lines[n] if n < len(lines) else None
         if line is None or line[:1] not in ("", " ", "+", "-", "\\"):
             raise BadEdit("a hunk is shorter than its header says")
         n += 1
+        if line.startswith("\\"):
+            continue
         # Models often drop the leading space of an empty context line.
         mark, rest = line[:1] or " ", line[1:] + "\n"
-        if mark == "\\":
-            continue
         if mark in " -":
             before.append(rest)
         if mark in " +":
@@ -282,7 +283,9 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
         raise BadEdit("a hunk does not have the lines that its header says")
     if n < len(lines) and lines[n] == _NO_NEWLINE:
         n += 1
-        if after:
+        # The note belongs to the line before it. After a removed line, it says nothing of the new
+        # text.
+        if after and mark != "-":
             after[-1] = after[-1].removesuffix("\n")
     # In a hunk without old lines, the header has the number of the line before the new lines.
     return Hunk(tuple(before), tuple(after), start + (not before)), n

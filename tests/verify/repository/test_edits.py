@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from assay.verify.repository.edits import BadEdit, apply_edits, find_edits, is_path
@@ -18,6 +18,7 @@ def apply(text: str, tree: dict[str, str]) -> dict[str, str]:
 
 
 @given(LINES, LINES, st.booleans(), st.integers(0, 3))
+@example(["a", "a"], ["a", ""], False, 1)
 def test_a_diff_of_two_texts_turns_one_into_the_other(
     old: list[str], new: list[str], ends: bool, context: int
 ) -> None:
