@@ -338,7 +338,7 @@ FIELDS: tuple[Field, ...] = (
 
 REPOSITORY = Verifier(
     name="repository",
-    version=1,
+    version=2,
     judge=judge_repository,
     domain="changes to a small tree of files, judged by Python tests and by what commands print",
     fields=FIELDS,
