@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from assay.host.orphans import WorkerMark, new_family, watched
+from assay.host.removal import put_in_place
 from assay.run.stop import StopSignal
 
 POLL_SECONDS = 0.05
@@ -112,7 +113,7 @@ class _Running:
         """Return the result of an ended command."""
         self.close()
         if self.job.out is not None and self.process.returncode == 0:
-            self._partial.replace(self.job.out)
+            put_in_place(self._partial, self.job.out)
         return JobEnd(self.job, self.process.returncode, time.perf_counter() - self.started)
 
     def close(self) -> None:

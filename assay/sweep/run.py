@@ -19,7 +19,7 @@ from assay.data.problems import load_problems
 from assay.errors import RunError, message
 from assay.host.files import DirectoryLock, check_folder, write_atomic, write_json
 from assay.host.records import read_events, read_record
-from assay.host.removal import move_aside
+from assay.host.removal import move_aside, remove_file
 from assay.recipes.file import kind_of
 from assay.recipes.manifest import TINY, RecipeManifest, hashes_of_files
 from assay.recipes.run import FILE as RECIPE_FILE
@@ -426,7 +426,7 @@ def _report(
         key = _digest([*facts, *_hashes_of_inputs(facts[1])])
         if out.is_file() and known.keys.get(name) == key:
             continue
-        out.unlink(missing_ok=True)
+        remove_file(out)
         known.put(name, key)
         command = [*runner.command, "eval", str(trial.run_in(known.folder)), "--json"]
         for source in report.problems:
