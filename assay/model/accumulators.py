@@ -21,11 +21,11 @@ PIECE = 2**18
 
 
 def add_in_pieces(total: Tensor, term: Tensor) -> None:
-    """Add ``term`` to ``total``, a few rows at a time.
+    """Add the tensor ``term`` to the tensor ``total``, a few rows at a time.
 
     On a CPU, adding tensors of two types makes torch copy the narrower operand in the wider type.
-    Adding a few rows at a time bounds the size of this copy. GPUs convert each element within the
-    addition and need no copy.
+    Adding a few rows at a time limits the size of the converted copy. GPUs convert each element
+    within the addition and need no copy of an operand.
     """
     if total.device.type != "cpu":
         total.add_(term)

@@ -12,7 +12,7 @@ from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 
 # Lengths in tokens of the two measured forward passes.
-# The difference of both passes excludes memory that does not grow with the tokens.
+# The difference between the two passes excludes memory that does not grow with the tokens.
 SMALL, LARGE = 32, 96
 
 

@@ -106,7 +106,7 @@ def load_adapter(
 def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> None:
     """Warn if only the model's first layers have adapters.
 
-    For some targets, peft saves full layer names. With full names, the adapters of a shallower
+    For some target names, peft saves full layer names. With full names, the adapters of a shallower
     model load into a deeper model of the same width without missing or surplus weights.
     """
     modules = wrapped.get_base_model().named_modules()
@@ -191,9 +191,9 @@ def merged(weights: Weights, model: Any) -> Weights:
 def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
     """Measure the share of the adapters' change that rounding to ``dtype`` removes in a merge.
 
-    model: a model with adapters and float32 base weights. Returns (|rounded change - change| /
-    |change| over all weights, the share of changed weights that differ from the base weights after
-    rounding).
+    model: a model with adapters and float32 base weights. Returns two shares: |rounded change -
+    change| / |change| over all weights, and the share of changed weights that still differ from the
+    base weights after rounding.
     """
     lost = size = 0.0
     changed = moved = 0
@@ -258,7 +258,7 @@ def _without_peft_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
-        # `load_adapter` raises an error for missing keys.
+        # For missing keys, peft's `load_adapter` raises an error by itself.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         yield
 

@@ -16,19 +16,19 @@ from assay.errors import OutOfMemory
 
 # Numbers of two `mallopt` parameters in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# Thresholds in order of preference: older glibc releases reject more than 32 MiB.
+# The thresholds are tried in order, because older glibc releases reject more than 32 MiB.
 KEPT_BLOCK_MIB = (256, 32)
 KEPT_MIB = 256
 MUCH_MIB = 256
 # Growth factor of resident memory at which freed activations are released to the system.
 MUCH_GROWN = 1.1
 # Maximum number of kernels in oneDNN's cache, which holds one kernel per product shape.
-# oneDNN's default of 1024 kernels can occupy 1.1 GiB (1024 x `KERNEL_MIB`).
-# A micro-batch needs about 100 kernels, which all of its layers share.
-# With a limit below 100, every layer would compile its kernels again.
+# oneDNN's default limit of 1024 cached kernels can occupy 1.1 GiB (1024 x `KERNEL_MIB`).
+# A micro-batch needs about 100 kernels, and all layers share these kernels.
+# With fewer than 100 cached kernels, every layer would compile its kernels again.
 NUM_KERNELS = 512
-# MiB per kernel, measured with bfloat16 on AMX.
-# The cache holds 0.6 MiB of each kernel; the rest is code that oneDNN never frees.
+# Memory of one cached kernel in MiB, measured with bfloat16 on AMX.
+# The cache holds 0.6 MiB of each kernel; the remaining memory is code that oneDNN never frees.
 KERNEL_MIB = 1.1
 KERNEL_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
@@ -38,9 +38,9 @@ def keep_freed_memory() -> bool:
     """Make malloc keep freed memory for reuse; return whether the setting took effect.
 
     By default glibc returns every block above 32 MiB, and free memory at the end of the heap, to
-    the system immediately. A new allocation then maps and zeroes the memory again page by page,
-    which took as long as the arithmetic of some operations. This function raises glibc's two
-    thresholds for returning memory to 256 MiB.
+    the system immediately. After a release, a new allocation maps and zeroes the memory page by
+    page, which took as long as the arithmetic of some operations. The function `keep_freed_memory`
+    raises glibc's two thresholds for returning memory to 256 MiB.
 
     The function has an effect only on Linux with glibc, and only if no environment variable sets a
     threshold (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
@@ -60,8 +60,9 @@ def keep_freed_memory() -> bool:
     except (OSError, TypeError, AttributeError):
         return False
     # Setting the trim threshold alone would freeze glibc's mmap threshold at 128 KiB.
-    # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
-    # Inside the heap, freed blocks of that size would leave holes that nothing else fills.
+    # Blocks above the mmap threshold, such as optimizer state and gradients, stay outside the heap.
+    # Inside the heap, freed blocks above the mmap threshold would leave holes that nothing else
+    # fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 
@@ -69,8 +70,9 @@ def keep_freed_memory() -> bool:
 def bound_kernel_cache() -> None:
     """Limit the number of kernels that oneDNN caches, unless an environment variable sets a limit.
 
-    Rectangles of a micro-batch differ in shape from step to step, so the cache fills up within a
-    few steps. oneDNN reads the limit before its first kernel, so a later call has no effect.
+    The rectangles of a micro-batch differ in shape from step to step, so the kernel cache fills up
+    within a few steps. oneDNN reads the limit before its first kernel, so a later call has no
+    effect.
     """
     if not any(name in os.environ for name in KERNEL_SETTINGS):
         os.environ[KERNEL_SETTINGS[0]] = str(NUM_KERNELS)
@@ -117,12 +119,13 @@ def _resident_mib() -> float:
 
 
 class Holes:
-    """Releases freed activations to the system if the next micro-batch would not fit into them.
+    """Releases freed activations to the system if the next micro-batch would not fit into the freed
+    memory.
 
     Gradients and cached kernels stay allocated between the activations. The freed gaps between
-    gradients and kernels are too small for a larger micro-batch's tensors, so its new memory would
-    add to these gaps. If a micro-batch fits, the memory is reused, because mapping memory again
-    takes about 3 % of an update.
+    gradients and kernels are too small for a larger micro-batch's tensors, so the tensors would
+    need new memory in addition to the gaps. If a micro-batch fits into the freed memory, the memory
+    is reused, because mapping memory again takes about 3 % of an update.
     """
 
     def __init__(self) -> None:
@@ -160,8 +163,8 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 def _ran_out(error: RuntimeError) -> bool:
     """Return whether an error reports that memory ran out.
 
-    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the error's
-    text shows that memory ran out.
+    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the text of
+    the exception shows that memory ran out.
     """
     text = str(error)
     known = "DefaultCPUAllocator" in text or "out of memory" in text

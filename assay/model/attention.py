@@ -2,10 +2,11 @@
 
 A rectangle is a padded [rows, length] block of rows of similar length (`assay.model.layouts`).
 Queries, keys and values are flat over the tokens of all rectangles. Each rectangle is processed
-separately; its tokens attend to their own row and to their prompt. On a CPU the matrix products are
-explicit. In bfloat16, explicit products take a third of the time of torch's fused attention, whose
-backward pass is optimized for long rows. Other devices use torch's fused attention. Long rows are
-processed in blocks of queries, so no mask over all pairs of tokens is allocated.
+separately; its tokens attend to their own row and to their prompt. On a CPU, attention uses
+explicit matrix products instead of a fused kernel. In bfloat16, explicit matrix products take a
+third of the time of torch's fused attention, whose backward pass is optimized for long rows.
+Devices other than CPUs use torch's fused attention. Long rows are processed in blocks of queries,
+so no mask over all pairs of tokens is allocated.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Segment:
 def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]:
     """Return one segment per rectangle of ``inputs``.
 
-    dtype: type of the attention scores and therefore of the masks; None omits the masks.
+    dtype: type of the attention scores and of the masks; None: build no masks.
     """
     segments: list[Segment] = []
     prompt: Segment | None = None
@@ -94,8 +95,9 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
         written_out = _is_written_out(rectangle.tokens)
         most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
-        # A small mask is built once and shared by all layers.
-        # A large mask would dominate memory, so each block of queries builds its part of the mask.
+        # A mask that is small is built once and shared by all layers.
+        # A mask for a whole large rectangle would dominate memory, so each block of queries builds
+        # its part.
         held = size <= most and (written_out or lengths_B is not None)
         bias = _bias(rectangle.mask(), dtype) if held and dtype is not None else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
@@ -140,14 +142,15 @@ def attend_backward(
 ) -> None:
     """Write the gradients of query, key and value to the three tensors in ``into``.
 
-    grad: the gradient of `attend`'s result. The gradients of a prompt's keys and values are summed
-    over its completions in float32.
+    grad: gradient of the loss with respect to `attend`'s result. The gradients of a prompt's keys
+    and values are summed over its completions in float32.
     """
-    # A sum over many completions in bfloat16 would lose the small terms.
+    # A sum of many completions' gradients in bfloat16 would lose the small terms.
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
-    # In reverse order, completions add to a prompt's gradients before the prompt is written.
+    # Rectangles are processed in reverse order, so the completions add to a prompt's gradients
+    # before the prompt is written.
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
@@ -194,17 +197,21 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield (block of queries, number of keys), last block first. The number of keys covers every
-    key that a query of the block attends to."""
+    """Yield (block of queries, number of keys), starting with the last block.
+
+    The returned number of keys covers every key that a query of the block attends to.
+    """
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
-    # Without a prompt, torch applies its own causal mask and needs no bias, so one block is enough.
+    # Without a prompt, torch applies its own causal mask and needs no bias, so a single block of
+    # queries is enough.
     elif segment.prompt is not None:
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
-    # Rounding key counts up to a multiple of `step` bounds the shapes that oneDNN compiles.
+    # Rounding key counts up to a multiple of `step` limits the number of shapes that oneDNN
+    # compiles.
     step = -(-segment.length // KEY_LENGTHS)
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
@@ -213,7 +220,7 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
 
 
 def _bias_of(segment: Segment, block: slice, num_keys: int, q: Tensor) -> Tensor | None:
-    """Return the bias of a block of queries, or None to select torch's causal mask."""
+    """Return the bias of a block of queries; None selects torch's causal mask."""
     if segment.prompt is None and not _is_written_out(q):
         return None
     return segment.bias_of(block, num_keys, q)
@@ -259,7 +266,7 @@ def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float)
     """Return the attention weights, [B * H_kv, queries per key head, keys]."""
     num_rows, heads, seen, _ = k_seen.shape
     keys = k_seen.flatten(0, 1).transpose(1, 2)
-    # `baddbmm` scales within the product, which saves a pass over the scores.
+    # `baddbmm` applies the scale within the matrix product, which saves a pass over the scores.
     scores = torch.baddbmm(q_block[:, :, :1], q_block, keys, beta=0, alpha=scale)
     assert bias is not None, "products that are written out have a mask"
     num_queries = bias.shape[2]
@@ -287,11 +294,13 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 
 
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
-    """Return prompt and own keys, minus each row's mean key for explicit 16-bit products.
+    """Return the keys of prompt and row; for explicit 16-bit products, each row's mean key is
+    subtracted.
 
-    Subtracting the mean key changes all scores of a query q by the same number. Softmax ignores a
-    term that all scores share, but smaller scores have smaller rounding errors. Without the
-    subtraction, Qwen2's large key biases doubled the error of a layer's output in bfloat16.
+    Subtracting the mean key changes all scores of a query q by the same number. The softmax ignores
+    a term that all scores share, but smaller scores have smaller rounding errors. Without the
+    subtraction of the mean key, Qwen2's large key biases doubled the error of a layer's output in
+    bfloat16.
     """
     keys = _with_prompt(segment, flat)
     if keys.element_size() > 2 or not _is_written_out(keys):

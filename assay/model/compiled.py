@@ -32,7 +32,7 @@ def build(source: Path, dtype: torch.dtype) -> ctypes.CDLL:
     if compiler is None or dtype not in KINDS:
         raise NotLean(f"no C compiler (cc), or no compiled functions for {dtype}")
     path, version = compiler
-    # The code is compiled for the instruction set that PyTorch uses on this machine.
+    # The C code is compiled for the instruction set that PyTorch uses on this machine.
     # `ATEN_CPU_CAPABILITY`, which restricts PyTorch, therefore restricts this code too.
     command = [path, *MARCH.get(CAPABILITY, ()), f"-DLANES={LANES}", *FLAGS, *KINDS[dtype]]
     try:

@@ -24,7 +24,7 @@ def decoder_of(model: nn.Module) -> Any:
     if decoder is None or decoder is inner:
         decoder = inner.base_model
     if decoder is inner:
-        # Llama 4's `base_model_prefix` is not the name of the attribute with its decoder.
+        # Llama 4's `base_model_prefix` is not the name of the attribute that holds its decoder.
         decoder = getattr(inner, "model", inner)
     if decoder is inner:
         found = "no decoder beneath its output head"
@@ -130,8 +130,8 @@ class PromptCache(Cache):
 
 
 class BranchCache(Cache):
-    """Prepends the keys and values of each row's prompt to the row's own; gradients flow to
-    both."""
+    """A cache that prepends the keys and values of each row's prompt to the row's own; gradients
+    flow to both."""
 
     def __init__(self, prompts: PromptCache, parent_B: Tensor) -> None:
         super().__init__(layers=[])

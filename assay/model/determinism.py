@@ -16,9 +16,9 @@ def fixed_order(device: torch.device) -> Generator[None]:
     """Make torch choose kernels whose results repeat bit for bit inside the context.
 
     On a GPU some kernels add numbers in the order in which threads finish (the gradient of an
-    embedding, `index_add_`, the backward pass of flash attention). On a CPU the context changes
-    nothing. If a model uses an operation without a repeatable kernel, torch warns and runs the
-    operation.
+    embedding, `index_add_`, the backward pass of flash attention). On a CPU, the context manager
+    `fixed_order` changes nothing. If a model uses an operation without a repeatable kernel, torch
+    warns and runs the operation.
     """
     if device.type == "cpu":
         yield
@@ -27,7 +27,7 @@ def fixed_order(device: torch.device) -> Generator[None]:
     filling: Any = torch.utils.deterministic
     mode, fill = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # In its deterministic mode torch would also fill every uninitialized tensor with NaN.
+    # In torch's deterministic mode, torch would also fill every uninitialized tensor with NaN.
     # The fill costs a pass over memory and changes no result of correct code, so it is off.
     filling.fill_uninitialized_memory = False
     try:
@@ -44,7 +44,7 @@ def strictly_fixed_order() -> Generator[None]:
     torch has a strict mode, in which an operation without a repeatable kernel raises an error, and
     a warning mode. Flash attention uses its repeatable kernel in the strict mode only. In the
     warning mode of `fixed_order`, the backward pass of flash attention would add in any order.
-    Outside a `fixed_order` context, this context changes nothing.
+    Outside a `fixed_order` context, `strictly_fixed_order` changes nothing.
     """
     mode = torch.get_deterministic_debug_mode()
     if mode:

@@ -6,9 +6,9 @@ With p the teacher's and q the student's probabilities of N outcomes, and m a mi
     reverse_kl = sum q log(q / m),  m = skew q + (1 - skew) p.
     jsd = beta sum p log(p / m) + (1 - beta) sum q log(q / m),  m = beta p + (1 - beta) q.
 
-Without skew, forward_kl and reverse_kl are the plain KL divergences. With skew, both follow Ko et
-al., 2024 (DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al., 2024 (GKD, arXiv
-2306.13649), equation 1.
+Without skew, forward_kl and reverse_kl are the plain KL divergences. With skew, both KL divergences
+follow Ko et al., 2024 (DistiLLM, arXiv 2402.03898), section 3.1. jsd follows Agarwal et al., 2024
+(GKD, arXiv 2306.13649), equation 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Distribution:
         """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
         # The largest logit and the largest probability belong to the same token.
-        # Their difference gives the normalizer without a second pass of exponentials.
+        # The difference of the two log-probabilities gives the normalizer without a second pass of
+        # exponentials.
         normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 

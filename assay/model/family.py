@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
-# Types of rotary embedding with fixed frequencies.
-# The frequencies of all other types depend on the sequence length.
+# Types of rotary embedding whose frequencies do not depend on the sequence length.
+# The frequencies of all other rotary types depend on the sequence length.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
@@ -32,8 +32,8 @@ class Adapter:
     """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al., 2021, equation
     3).
 
-    down: [r, inputs]; up: [outputs, r]. Both matrices are live parameters, and their type may
-    differ from the map's.
+    down: [r, inputs]; up: [outputs, r]. Both adapter matrices are live parameters, and their type
+    may differ from the linear map's type.
     """
 
     down: Tensor
@@ -49,7 +49,8 @@ class Adapter:
         return whole.to(weight.dtype)
 
     def add(self, total: Tensor, given: Tensor) -> None:
-        """Add the adapter's output for rows ``given`` to ``total``, the map's output, in place."""
+        """Add an adapter's output for input rows ``given`` in place to ``total``, the linear map's
+        output."""
         inner = given @ self.down.to(given.dtype).T
         total.addmm_(inner, self.up.to(given.dtype).T, alpha=self.scale)
 
@@ -76,7 +77,7 @@ class Layer:
 
     @property
     def maps(self) -> tuple[tuple[Tensor, Tensor | None], ...]:
-        """The linear maps in the order of the forward pass."""
+        """Names of the linear maps, in the order of the forward pass."""
         return self.query, self.key, self.value, self.output, self.gate, self.up, self.down
 
 
@@ -132,7 +133,8 @@ class Decoder:
         """Return (cos, signed sin) for positions 0 to ``length`` - 1 from the model's rotary
         module.
 
-        Both are [length, width]. The first half of the sine is negated, as `rotate` expects.
+        Both are [length, width]. The first half of the sine is negated, as the function `rotate`
+        expects.
         """
         positions = torch.arange(length, device=self.embedding.device)[None]
         cos, sin = self.rotary(self.embedding[:1, None], positions)
@@ -223,7 +225,8 @@ def _adapter(module: Any) -> Adapter | None:
 
 
 def _weight(module: Any, kind: type) -> Tensor:
-    # A subclass, such as a quantized layer, may compute something else with the same weight.
+    # A subclass of a layer, such as a quantized layer, may compute something else with the same
+    # weight.
     if type(module) is not kind or getattr(module, "parametrizations", None):
         raise NotLean(f"{type(module).__name__} instead of a plain {kind.__name__}")
     weight: Tensor = module.get_parameter("weight")

@@ -4,14 +4,14 @@ between rows.
 One kernel call computes the attention of every row to itself, under a causal mask. A second call
 per rectangle computes the attention of completions to their prompts. The rows of a group are
 adjacent, so the second call treats a group as one sequence of queries over one prompt. The
-attention outputs of both calls are combined by the log-sum-exp of their scores. If completions
-attended to their prompts by torch's general attention, it would need a mask over all pairs of
-tokens. With grouped key heads, torch has no fused kernel for a mask and allocates all scores in
-float32.
+attention outputs of both kernel calls are combined by the log-sum-exp of their scores. If
+completions attended to their prompts by torch's general attention, it would need a mask over all
+pairs of tokens. With grouped key heads, torch has no fused kernel for a mask and allocates all
+scores in float32.
 
 The backward kernel receives the combined output and log-sum-exp. The kernel's probabilities exp(S -
-lse) are then those of the whole attention, so each call returns its exact share of the gradients
-(Dao 2023, arXiv 2307.08691, algorithm 2).
+lse) are then the probabilities of the whole attention, so each call returns its exact share of the
+gradients (Dao 2023, arXiv 2307.08691, algorithm 2).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lengths = tuple[Tensor, int]
 
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """The rows of one rectangle that continue prompts.
+    """The completion rows of one rectangle, which continue prompts.
 
     tokens: positions of the rows in the flat token axis. queries: boundaries of the query
     sequences, one per prompt. prompt_K: flat positions of the prompts' tokens, without padding.
@@ -53,8 +53,9 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """The sequences of a micro-batch, as the kernels expect them. rows: boundaries of every row of
-    every rectangle, padding included. branches: the rows that continue prompts."""
+    """Boundaries of the sequences of a micro-batch, in the format of the flash kernels. rows:
+    boundaries of every row of every rectangle, padding included. branches: the completion rows,
+    which continue prompts."""
 
     rows: Lengths
     branches: tuple[Branch, ...]
@@ -117,7 +118,7 @@ def supports(weight: Tensor, width: int) -> bool:
 def attend(
     plan: FlashPlan, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (the attention output [N, H, D], the log-sum-exp of each token's scores [H, N]).
+    """Return the attention output [N, H, D] and the log-sum-exp of each token's scores [H, N].
 
     query: [N, H, D]. key, value: [N, H_kv, D]; each key head serves H / H_kv query heads.
     """
@@ -168,7 +169,7 @@ def attend_backward(
         )
         grad_query[part] += found[0]
         for total, one in zip(sums, found[1:], strict=True):
-            # `index_add_` would add atomically, in an order that changes the last bits.
+            # `index_add_` would add atomically, in an order that changes the last bits of the sum.
             # A branch has distinct token positions, so a plain read, add and write is safe.
             total.index_copy_(0, index, total.index_select(0, index).add_(one))
     for target, one in zip(into, (grad_query, *sums), strict=True):
@@ -176,7 +177,8 @@ def attend_backward(
 
 
 def _join(out: Tensor, lse_HN: Tensor, other: Tensor, other_lse_HN: Tensor) -> None:
-    """Combine two partial attentions by their log-sum-exp; the result overwrites the first."""
+    """Combine two partial attentions by their log-sum-exp; the result overwrites the first partial
+    attention."""
     both_HN = torch.logaddexp(lse_HN, other_lse_HN)
     own, given = ((one - both_HN).exp_().T[:, :, None] for one in (lse_HN, other_lse_HN))
     out.copy_((out * own).addcmul_(other, given))

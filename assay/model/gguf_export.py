@@ -27,7 +27,7 @@ from assay.host.files import has_room, is_disk_full
 from assay.host.removal import put_in_place, remove_file
 from assay.model.load import find_eos_ids
 
-# Transformers' model type to llama.cpp's architecture. Other families have different tensors.
+# Maps Transformers' model type to llama.cpp's architecture. Other families have different tensors.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 )
@@ -36,7 +36,7 @@ CONVERTER = "export without --format gguf, then run llama.cpp's convert_hf_to_gg
 # llama.cpp identifies a pre-tokenization rule by name (`tokenizer.ggml.pre`).
 # `SPLITS` maps patterns of tokenizer.json to the names of llama.cpp's rules.
 # llama.cpp's own converter hashes the tokens of a test text, which requires a table of hashes.
-# Comparing patterns identifies the same rules without a table.
+# Comparing the patterns identifies the same pre-tokenization rules without a table of hashes.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,16 +46,16 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 )
 GPT2_SPLIT, DIGITS_SPLIT = "gpt-2", "smollm"
 
-# Numbers of llama.cpp's token types (`tokenizer.ggml.token_type`).
+# Maps kinds of tokens to llama.cpp's token types (`tokenizer.ggml.token_type`).
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def write_gguf(folder: Path, out: Path, name: str) -> Path:
     """Write the model and tokenizer in ``folder`` to the file ``out`` and return ``out``.
 
-    Matrices keep their saved type. Vectors become float32, as llama.cpp requires. Raises ModelError
-    for an unsupported family, tokenizer or rotary embedding, and MissingExtra without the gguf
-    package.
+    Matrices keep their saved type. Vectors are stored as float32, as llama.cpp requires. Raises
+    ModelError for an unsupported family, tokenizer or rotary embedding, and MissingExtra without
+    the gguf package.
     """
     try:
         import gguf
@@ -115,8 +115,8 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
 def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of a tokenizer.json's pre-tokenization rule.
 
-    Raises ModelError for an unknown rule. A wrong name would cause no error: the file would load,
-    and the model would receive different tokens.
+    Raises ModelError for an unknown pre-tokenization rule. A wrong name would cause no error: the
+    file would load, and the model would receive different tokens.
     """
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
@@ -152,8 +152,9 @@ def _refused(found: str, accepted: str) -> ModelError:
 def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    # llama.cpp has no sliding window in these architectures.
-    # Beyond the window results would differ from Transformers, so the context ends there.
+    # llama.cpp supports no sliding window for the architectures in this table.
+    # Beyond the sliding window, llama.cpp's results would differ from Transformers, so the exported
+    # context ends at the window.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))
@@ -185,9 +186,9 @@ def _rotary_factors(config: Any) -> np.ndarray | None:
     """Return the divisor of each rotary frequency under Llama 3's scaling; None for other scalings.
 
     Frequencies with a wavelength below L / high are kept. Frequencies with a wavelength above L /
-    low are divided by the factor. For wavelengths in between, the multiplier rises from 1 / factor
-    to 1, linearly in L / wavelength. L is the context length of the original pretraining. The
-    equations are those of Llama 3.1's release.
+    low are divided by the factor. For wavelengths between L / high and L / low, the multiplier
+    rises from 1 / factor to 1, linearly in L / wavelength. L is the context length of the original
+    pretraining. The equations of the scaling follow the released code of Llama 3.1.
     """
     rotary = _rotary(config)
     if rotary.get("rope_type") != "llama3":

@@ -97,11 +97,11 @@ class Gains:
             if one is None or other is None or one.shape != other.shape:
                 return False
             same.append((one == other).all())
-        # Reading each number separately would wait for the device each time.
+        # Reading each number separately would wait for the device once per number.
         return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:
-        """Return the difference of two sets of gradients."""
+        """Return the difference between two sets of gradients."""
         return Gains(
             self.logprobs_T - other.logprobs_T,
             _minus(self.entropy_T, other.entropy_T),
@@ -157,22 +157,26 @@ class Target(Protocol):
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the divergence of B tokens [B], and its gradient by the student's logits.
+        """Return the divergence of B tokens [B], and its gradient with respect to the student's
+        logits.
 
         student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
-        these tokens. part: slice of these tokens among all tokens. The gradient may have fewer
-        columns than the student's vocabulary; it then covers only the first vocabulary entries.
+        these tokens. part: slice that selects these tokens among all tokens. The gradient may have
+        fewer columns than the student's vocabulary; it then covers only the first vocabulary
+        entries.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Statistics of consecutive rows of a chunk.
+    """Statistics of consecutive rows of a chunk of tokens.
 
-    rows: slice of the rows in the chunk. part: slice of the rows among all tokens. model: the rows'
-    distributions; None if kernels compute the gradient from the raw logits. divergence_B, pull_BV:
-    the divergence from the target and its gradient by the scaled logits; None without a target.
+    rows: slice that selects the rows in the chunk. part: slice that selects these rows among all
+        tokens.
+    model: the rows' distributions; None if kernels compute the gradient from the raw logits.
+    divergence_B, pull_BV: the divergence from the target and its gradient with respect to the
+    scaled logits; None without a target.
     """
 
     rows: slice
@@ -201,8 +205,8 @@ class _Task:
     target: Target | None
 
     def chunks(self, hidden_TD: Tensor) -> Iterator[tuple[slice, Tensor, Iterator[_Look]]]:
-        """Yield (chunk of tokens, its raw logits, iterator over the statistics of a few rows at a
-        time).
+        """Yield (chunk of tokens, raw logits of the chunk, iterator over the statistics of a few
+        rows at a time).
 
         The caller may overwrite the logits of rows whose statistics it has received.
         """
@@ -309,12 +313,12 @@ def head_logprobs(
     """Return log p(token), the entropy of p and the divergence from the target, [T] each, in nats.
 
     All three results carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
-    logits_at_once: maximum number of logits of one product; None: the device's default. expected:
-    the gradients that the backward pass will receive. With ``expected``, the forward pass already
-    computes the gradients of hidden states and weight. If the backward pass receives other
-    gradients than ``expected``, it adds the difference. accumulators: tensors to which the weight's
-    gradient is added in place. room: buffers that several calls share. target: the teacher's
-    distributions; None computes no divergence.
+    logits_at_once: maximum number of logits of one matrix product; None: the device's default.
+    expected: the gradients that the backward pass will receive. With ``expected``, the forward pass
+    already computes the gradients of hidden states and weight. If the backward pass receives
+    gradients that differ from ``expected``, the backward pass adds the difference. accumulators:
+    tensors to which the weight's gradient is added in place. room: reusable buffers that several
+    calls share. target: the teacher's distributions; None computes no divergence.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -324,7 +328,7 @@ def head_logprobs(
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """The head as one autograd function."""
+    """The output head as one autograd function."""
 
     @staticmethod
     def forward(
@@ -370,7 +374,8 @@ class _HeadLogprobs(torch.autograd.Function):
         if sums is None:
             sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
         else:
-            # The head's gradients are linear in the gains, so only the difference must be added.
+            # The head's gradients are linear in the incoming gradients, so only the difference must
+            # be added.
             gains = gains.minus(expected)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
@@ -397,7 +402,7 @@ class _Gradients:
 
     def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
         """Add the gradient of a chunk's raw logits. again: whether the chunk already has a
-        gradient."""
+        gradient, to which this call adds."""
         if self._hidden_TD is not None:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
@@ -417,7 +422,7 @@ class _Gradients:
     def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients of hidden states, weight and bias in the types of these tensors.
 
-        A gradient to which nothing was added is zero.
+        A weight without accumulated terms gets a zero gradient.
         """
         weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
         if self._needs_weight and self._weight_VD is None and self._total_VD is None:

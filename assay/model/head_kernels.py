@@ -1,8 +1,8 @@
 """The head's statistics and gradient as Triton kernels on raw logits [B, V].
 
 The head's tensor operations make float32 copies of the logits and about ten passes over memory.
-These kernels make two passes: one reads the logits, and one overwrites the logits with their
-gradient. The raw logits are the only [B, V] tensor.
+The head's Triton kernels make two passes: one reads the logits, and one overwrites the logits with
+their gradient. The raw logits are the only tensor of shape [B, V].
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def write_gradient(
     """Overwrite raw logits with the gradient of a loss.
 
     gain_B, entropy_gain_B: the loss's gradients by log p(token) and by the entropy, float32. The
-    equation is that of the tensor operations in `assay.model.head`.
+    kernels use the same equation as the tensor operations in `assay.model.head`.
     """
     size, columns = raw_BV.shape
     block = min(BLOCK, power_of_two(columns))

@@ -1,7 +1,7 @@
 """A layer's small operations as Triton kernels, one launch and one pass over memory each.
 
-The arithmetic is in float32. Results are rounded where the tensor operations of
-`assay.model.operations` round them. No kernel adds atomically, so results repeat bit for bit.
+The arithmetic is in float32. The kernels round results at the same points as the tensor operations
+of `assay.model.operations`. No kernel adds atomically, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def rotate_kernel(
     second = tl.load(flat + place + HALF, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32) * sign
-    # Both products are rounded before their sum, as in the tensor operations.
+    # The rotary embedding's two products are rounded before their sum, as in the tensor operations.
     turned = (first * own).to(kind).to(tl.float32) + (second * other).to(kind).to(tl.float32)
     tl.store(flat + place, turned, mask=inside)
     own = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -160,7 +160,8 @@ def rotate_kernel(
 
 
 def norm(x: Tensor, norm: Norm) -> Tensor:
-    """Return a root-mean-square norm over the last axis of [N, D] or [N, H, D], contiguous."""
+    """Return a root-mean-square norm over the last axis of [N, D] or [N, H, D]; the result is
+    contiguous."""
     weight, epsilon = norm
     x, *strides = _by_rows(x)
     size, rows, heads = x.shape[-1], *_rows(x)
@@ -227,13 +228,13 @@ def _by_rows(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the number of rows along the last axis, and the number of rows per token (heads)."""
+    """Return the number of rows along the last axis, and the number of rows (heads) per token."""
     heads = x.shape[1] if x.dim() == 3 else 1
     return len(x) * heads, heads
 
 
 def _tile(size: int) -> dict[str, int]:
-    """Return a program's padded row size, rows per block and number of warps."""
+    """Return a kernel program's padded row size, rows per block and number of warps."""
     padded = power_of_two(size)
     rows = max(1, TILE // padded)
     return {"PADDED": padded, "ROWS": rows, "num_warps": min(16, max(4, padded // 1024))}

@@ -4,10 +4,10 @@
     tree    A prompt is computed once per group; completions continue from its keys and values.
 
 A rectangle is a padded block of rows [B, L]. Rows of similar length share a rectangle, which limits
-padding. The last token of a completion predicts no scored token, so the last token is not an input.
-The tree layout computes the same values as one sequence of prompt and completions under a mask that
-hides siblings from each other. The tree layout skips the masked pairs of siblings, whose number
-grows with the square of the group size.
+padding. The last token of a completion predicts no scored token, so the model does not read the
+last token. The tree layout computes the same values as one sequence of prompt and completions under
+a mask that hides siblings from each other. The tree layout skips the masked pairs of siblings,
+whose number grows with the square of the group size.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Rectangle:
     is_prompts: whether the rows are prompts, which the rows of later model calls continue.
     parent_B: index of each row's prompt in the preceding rectangle of prompts; None if the rows
     continue no prompt. prompt_length_B: length of each row's prompt. prompt_extent: number of
-    positions of each prompt, padding included. prompts: copies of parent_B and prompt_length_B in
-    host memory.
+    positions of each prompt, padding included. prompts: copies of the tensors parent_B and
+    prompt_length_B in host memory.
     """
 
     tokens: Tensor
@@ -69,12 +69,13 @@ class Rectangle:
 
     @property
     def extent(self) -> int:
-        """Number of positions that a row may attend to: those of its prompt and its own."""
+        """Number of positions that a row may attend to: the prompt's positions and the row's
+        own."""
         return self.prompt_extent + self.tokens.shape[1]
 
     def mask(self) -> Tensor:
-        """Return the attention mask [B or 1, 1, L, K], True for visible positions; the prompt's
-        positions come first."""
+        """Return the attention mask [B or 1, 1, L, K], True for visible positions, with the
+        prompt's positions first."""
         every = slice(0, self.tokens.shape[1])
         return seen_by(every, self.prompt_length_B, self.prompt_extent, self.tokens.device)
 
@@ -92,7 +93,7 @@ class ModelInputs:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the model computes, padding included."""
+        """Number of tokens that the model computes, including padding."""
         return sum(rectangle.tokens.numel() for rectangle in self.rectangles)
 
 
@@ -128,7 +129,7 @@ class BatchShape:
         return own_P.astype(np.int64) + copies_P * self.prompt_length_P
 
     def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
-        """Return the indices of the rows of each group."""
+        """Return, for each group, the indices of its rows."""
         first_P = np.searchsorted(self.group_R, groups)
         last_P = np.searchsorted(self.group_R, groups, side="right")
         return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
@@ -160,12 +161,13 @@ class BatchShape:
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
     """Split consecutive items into parts of at most ``room``; return (first, last) of each part.
 
-    An item larger than ``room`` gets a part of its own. The number of parts is minimal. Among
-    splits with this number of parts, the largest part is minimal, because it determines the peak
-    memory.
+    An item larger than ``room`` gets a part of its own. The split has the smallest possible number
+    of parts. Among splits with this number of parts, the largest part is minimal, because it
+    determines the peak memory.
     """
     parts = _fill_greedily(sizes, room)
-    # A greedy split would leave a small last part; bisection on the limit makes the parts even.
+    # A greedy split would leave a small last part; bisection on the size limit makes the parts
+    # even.
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
     while low < high:
         middle = (low + high) // 2
@@ -192,12 +194,14 @@ def _fill_greedily(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
 def plain_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out every row as prompt + completion. Padding is on the right, so causal attention needs
-    no mask."""
+    """Lay out every row as prompt + completion.
+
+    Padding is on the right, so causal attention needs no mask.
+    """
     prompt_R = shape.prompt_length_P[shape.group_R]
     prompt_tokens = _flat(prompts)
     first_prompt_R = (np.cumsum(shape.prompt_length_P) - shape.prompt_length_P)[shape.group_R]
-    # Position that predicts the first token of each row.
+    # Index of the position that predicts the first token of each row.
     before_R = np.zeros(len(prompt_R), np.int64)
     rectangles: list[Rectangle] = []
     base = 0
@@ -238,7 +242,7 @@ def tree_inputs(
         first_R[members] = base + parent_R[members] * length
         first_R[members] += prompt_P[shape.group_R[members]] - 1
         base += tokens.size
-        # A completion of one token needs no input row: its prompt predicts the token.
+        # A completion of one token needs no input row, because its prompt predicts the token.
         members = members[fed_R[members] > 0]
         for part in _of_alike(fed_R[members], device):
             rows = members[part]
@@ -267,7 +271,8 @@ def tree_inputs(
 def seen_by(
     queries: slice, prompt_length_B: Tensor | None, prompt_extent: int, device: torch.device
 ) -> Tensor:
-    """Return [B or 1, 1, queries, prompt_extent + queries.stop], True for visible positions.
+    """Return the attention mask [B or 1, 1, queries, prompt_extent + queries.stop], True for
+    visible positions.
 
     A token attends to its own row up to itself, and to its prompt without the padding.
     """
@@ -284,7 +289,7 @@ def seen_by(
 def _of_alike(
     length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Group rows of similar length; return one array of ascending indices per rectangle."""
+    """Group rows of similar length; return one array of ascending row indices per rectangle."""
     # A row without completion tokens still has its prompt as input.
     if least is not None:
         length_B = np.maximum(length_B, least)

@@ -1,11 +1,12 @@
 """The learner's forward and backward pass of the common decoder family, written explicitly.
 
 Autograd through a Transformers module saves about thirty tensors per layer, and each tensor costs a
-pass over memory. Here a layer is one autograd function that saves six tensors: its input, the
-heads, the attention output, the residual between attention and MLP, and the gate and up
-projections. The backward pass recomputes all other tensors. Weights are read from the live modules
-(`assay.model.family`). The tokens of all rectangles share one matrix product per linear map.
-Low-rank adapters add their products to the outputs of their linear maps and save no tensors.
+pass over memory. A layer is one autograd function that saves six tensors: its input, the heads, the
+attention output, the residual between attention and MLP, and the gate and up projections. The lean
+decoder's backward pass recomputes all tensors that a layer does not save. Weights are read from the
+live modules (`assay.model.family`). The tokens of all rectangles share one matrix product per
+linear map. Low-rank adapters add their products to the outputs of their linear maps and save no
+tensors.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ ATTENDING = ("query", "key", "value")
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Values that all layers of one pass share. cos, signed_sin: rotary factors at each token's
-    position, [N, 1, D]."""
+    """Rotary factors and options that all layers of one pass share. cos, signed_sin: rotary factors
+    at each token's position, [N, 1, D]."""
 
     operations: Operations
     segments: Any
@@ -82,11 +83,12 @@ def _positions(rectangle: Any) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class _Saved:
-    """Tensors that a layer saves for its backward pass, in addition to its input.
+    """Tensors that a layer saves for its backward pass, in addition to the layer's input.
 
-    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: the heads
-    before norm and rotation, if each head has a norm. lse: log-sum-exp of the attention scores, if
-    the attention's backward pass needs it. middle: the residual after attention.
+    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: queries and
+    keys before norm and rotation, if the model normalizes each head. lse: log-sum-exp of the
+    attention scores, if the attention's backward pass needs it. middle: the residual after
+    attention.
     """
 
     heads: Tensor
@@ -209,7 +211,8 @@ def _layer_backward(
     product, grad_gate, grad_up = do.gated_backward(grad_product, saved.gate, saved.up)
     _map_backward(found, layer.down, grad, product)
     _adapter_backward(found, adapters.get("down"), grad, pulled, product)
-    # The MLP's tensors are the layer's largest, so they are freed before the next products.
+    # The MLP tensors are the layer's largest tensors, so they are freed before the next matrix
+    # products.
     del product, grad_product
     normed = do.norm(saved.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
@@ -295,7 +298,8 @@ def _adapter_backward(
     pulled: Tensor | None,
     given: Tensor,
 ) -> None:
-    """Store the gradients of an adapter's two matrices; its inner activations are recomputed."""
+    """Store the gradients of an adapter's two matrices; the adapter's inner activations are
+    recomputed."""
     if adapter is None or pulled is None:
         return
     down, up = adapter.down, adapter.up

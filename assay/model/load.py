@@ -155,7 +155,7 @@ def load_outline(config: ModelConfig) -> ModelOutline:
 def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
     """Return the class names that a model was saved with, without loading its weights.
 
-    The result is empty if the model declares no class names, as in a GGUF file.
+    Returns no class names if the model declares none, as in a GGUF file.
     """
     from transformers import AutoConfig
 
@@ -224,8 +224,8 @@ def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
 
 
 def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
-    """Return the (id, token) with the lowest id that the other tokenizer lacks or numbers
-    differently."""
+    """Return the (id, token) with the lowest id that the other tokenizer lacks or maps to another
+    id."""
     theirs: Mapping[str, int] = others.get_vocab()
     ours: Mapping[str, int] = tokenizer.get_vocab()
     odd = ((number, token) for token, number in ours.items() if theirs.get(token) != number)
@@ -233,7 +233,8 @@ def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
 
 
 def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None = None) -> Path:
-    """Export a checkpoint as a plain model with merged adapters, for serving; return the folder.
+    """Export a checkpoint for serving as a plain model with merged adapters; return the model's
+    folder.
 
     adapter: folder of adapters for a ``checkpoint`` without adapters, such as a base model. Weights
     keep the saved type of the model or of the adapter's base model; adapters are merged in float32.
@@ -254,7 +255,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
     # Servers stop only at the end tokens of the generation configuration.
-    # With the configuration of its base model, a chat model would never stop on a server.
+    # With the base model's generation configuration, a chat model would never stop on a server.
     # A reward model has no generation configuration.
     generates = getattr(model, "generation_config", None) is not None
     if generates and (ends := find_eos_ids(model, tokenizer)):

@@ -45,11 +45,11 @@ def token_logprobs(
 
     All results carry gradient. The head is applied only to positions that predict a completion
     token, in chunks. lean: use `assay.model.lean_decoder` if the model's family supports it.
-    expected: gradients of the results, if known before the backward pass; the head then takes a
-    third less time. accumulators: tensors to which vocabulary-sized gradients are added in place.
-    For a parameter with an accumulator, the backward pass returns no other gradient. room: buffers
-    that calls of the head share. target: the teacher's distributions, which are compared with the
-    model's.
+    expected: gradients of the results, if known before the backward pass; with known gradients the
+    head takes a third less time. accumulators: tensors to which vocabulary-sized gradients are
+    added in place. For a parameter with an accumulator, the backward pass returns no other
+    gradient. room: reusable buffers that calls of the head share. target: the teacher's
+    distributions, which are compared with the model's.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T

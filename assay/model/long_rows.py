@@ -31,8 +31,8 @@ def takes_short_masks(decoder: nn.Module) -> bool:
     """Switch a model's attention to the version that accepts short masks; return whether the model
     supports the switch.
 
-    Results with full masks do not change. Returns False for models that do not select their
-    attention by name, such as models that add a distance bias to the scores.
+    Short masks change no result in comparison with full masks. Returns False for models that do not
+    select their attention by name, such as models that add a distance bias to the scores.
     """
     if not getattr(decoder, "_supports_attention_backend", False):
         return False
@@ -77,7 +77,7 @@ def attend_by_blocks(
     inner = AttentionInterface()["sdpa"] if name == "sdpa" else _eager(module)
     assert inner is not None, "takes_short_masks has looked"
     length, extent = query.shape[2], key.shape[2] - query.shape[2]
-    # A full mask has one column per key, a short mask only one per prompt position.
+    # A full mask has one column per key, a short mask only one column per prompt position.
     if attention_mask is None or attention_mask.shape[-1] != extent:
         return inner(module, query, key, value, attention_mask, **options)
     # Without a prompt, torch's fused attention applies its own causal mask.
@@ -96,7 +96,8 @@ def attend_by_blocks(
     for first in range(0, length, size):
         seen = extent + min(first + size, length)
         heads = query[:, :, first : first + size], key[:, :, :seen], value[:, :, :seen]
-        # Checkpointing frees a block's mask and scores, and recomputes both in the backward pass.
+        # Checkpointing frees a block's mask and scores after the forward pass, and recomputes them
+        # in the backward pass.
         parts.append(checkpoint(attend, *heads, first, use_reentrant=False))
     return torch.cat(parts, dim=1), None
 

@@ -72,7 +72,7 @@ def _slerp(first: Tensor, second: Tensor, share: float) -> Tensor:
     norms = first.norm() * second.norm()
     # A tensor of zeros has no direction, so it is interpolated linearly.
     cosine = (first * second).sum() / norms if norms else norms.new_ones(())
-    # The sine of the angle between parallel tensors is 0, and the last line divides by it.
+    # For parallel tensors the sine of the angle is 0, and slerp divides by the sine.
     if cosine.abs() > PARALLEL:
         return torch.lerp(first, second, share)
     angle = cosine.arccos()

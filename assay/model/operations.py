@@ -31,7 +31,7 @@ Attended = tuple[Tensor, Tensor | None]
 
 
 class Operations:
-    """Tensor operations, for any device and type."""
+    """Operations built from torch's tensor functions, for any device and type."""
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
         """Return the positions of all rows in the flat token axis, in the format that `attend`
@@ -234,7 +234,7 @@ class TritonFlashOperations(TritonOperations, FlashOperations):
 
 
 class _Shape(ctypes.Structure):
-    """A segment, in the layout of the struct in ``layer.c``."""
+    """One rectangle of rows, in the layout of the struct in ``layer.c``."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "rows", "length")),
@@ -264,7 +264,8 @@ def operations_of(decoder: Decoder) -> Operations:
         sizes.add(len(layer.gate[0]))
         each = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
         norms += [norm for norm in each if norm]
-    # The C code processes whole vector registers only and has no loops for a remainder.
+    # The C code processes whole vector registers only, so row sizes must be multiples of a
+    # register.
     fits = not decoder.width % (2 * LANES) and not any(size % LANES for size in sizes)
     tensors = [weight, *(norm[0] for norm in norms)]
     plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
@@ -300,7 +301,7 @@ def _at(*tensors: Tensor | None) -> list[int | None]:
 
 
 def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return a float32 (or wider) copy of x, and (mean x^2 + epsilon)^(-1/2) of each row."""
+    """Return a float32 (or wider) copy of x, and each row's factor (mean x^2 + epsilon)^(-1/2)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
     # `vector_norm` allocates no tensor of squares.
     scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()

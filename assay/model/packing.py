@@ -34,7 +34,7 @@ STRUCTURE = ("tokens_T", "row_T", "group_R", "length_R")
 class HostRows:
     """The rows and tokens of a batch in host memory, from which a batch's index tensors are built.
 
-    row_T: row index of each token, as in the batch. of: the batch's tensors named in `STRUCTURE`.
+    row_T: row index of each token, as in the batch. of: the batch's tensors that `STRUCTURE` names.
     Raises ValueError if the tokens of a row are not adjacent, or if ``group_R`` does not rise in
     steps of 1.
     """
@@ -64,7 +64,7 @@ class Batch:
     ``versions_T`` is the policy version that sampled each token. ``turn_T`` is the token's turn
     index; None if every completion has one turn. ``step_ends_T`` marks the last token of each
     judged step, and ``step_scores_T`` holds the step's weighted score there; both are None if no
-    step was judged. Log-probabilities and values are None until `Learner.score` fills them. A
+    step was judged. Log-probabilities and values are None until `Learner.score` computes them. A
     finite entry of ``ref_logprobs_T`` is the log-probability of a span: the token and the NaN
     tokens directly before it (cross-tokenizer distillation). An infinite entry of
     ``ref_logprobs_T`` excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL
@@ -156,7 +156,7 @@ class Batch:
 
     @property
     def shape(self) -> BatchShape:
-        """Sizes and offsets in host memory."""
+        """Sizes and offsets of the micro-batch, in host memory."""
         assert self.host is not None, "set at construction"
         return self.host.shape
 
@@ -228,9 +228,8 @@ class Batch:
 class MicroBatch:
     """The part of a batch for one forward and backward pass.
 
-    token_index_T, row_index_R: positions of the micro-batch's tokens and rows in the original
-    batch. For example, ``advantages_T[micro_batch.token_index_T]`` are the micro-batch's
-    advantages.
+    token_index_T, row_index_R: indices of the micro-batch's tokens and rows in the original batch.
+    For example, ``advantages_T[micro_batch.token_index_T]`` are the micro-batch's advantages.
     """
 
     batch: Batch
@@ -250,20 +249,20 @@ class MicroBatch:
     def with_rectangles(self, count: int) -> MicroBatch:
         """Return this micro-batch with at least ``count`` model calls in the plain layout.
 
-        The added calls have one token, which predicts nothing.
+        Each added model call has one token, which predicts nothing.
         """
         inputs = self.plain_inputs
         token = Rectangle(torch.zeros((1, 1), dtype=torch.long, device=self.batch.device))
         missing = count - len(inputs.rectangles)
         other = replace(self)
         added = (*inputs.rectangles, *[token] * missing)
-        # The cache of a frozen object is its dictionary.
+        # `cached_property` stores its values in the dictionary of a frozen object.
         other.__dict__["plain_inputs"] = replace(inputs, rectangles=added)
         return other
 
     @cached_property
     def plain_inputs(self) -> ModelInputs:
-        """The inputs with every row as prompt + completion."""
+        """Model inputs in the plain layout: every row is prompt + completion."""
         return self._lay_out(plain_inputs)
 
     @cached_property
@@ -298,7 +297,7 @@ def pack(
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
-    # The reward of an unjudged row is NaN, so that a use without the mask does not go unnoticed.
+    # The reward of an unjudged row is NaN, so that code which forgets the mask gets a visible NaN.
     rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {

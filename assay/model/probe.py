@@ -28,22 +28,23 @@ from assay.types import Tokens
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a log-probability (nats) that rounding in a type explains."""
 # On artificial tokens, the bfloat16 modules of a 0.5B model were 0.43 nats away from float32.
-# On such tokens, a fixed limit of 0.25 nats therefore rejected a correct lean decoder.
+# On artificial tokens, a fixed limit of 0.25 nats therefore rejected a correct lean decoder.
 MOST_OF_PLAIN = 1.5
 """In a narrow type: maximum error relative to the modules' error, both measured against float32."""
 FLOOR = 0.01
 """An error (nats) that is always accepted in a narrow type."""
 NUM_PROMPTS, PROMPT_TOKENS = 2, 24
-# Lengths in tokens of the greedy continuations in the probe of a 16-bit type.
+# Lengths, in tokens, of the greedy continuations that the probe of a 16-bit type uses.
 LENGTHS = (9, 16, 3, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """The chosen layout, the reason, and the probe's measurements.
+    """Result of the probe: the chosen layout, the reason, and the measurements.
 
-    lean: whether `assay.model.lean_decoder` computes the layers. max_difference: error of
-    log-probabilities with shared prompts, in nats, as defined in `Probe.error`. tree_tokens,
+    lean: whether the lean decoder (`assay.model.lean_decoder`) computes the layers. max_difference:
+    error of log-probabilities with shared prompts, in nats, as defined in `Probe.error`.
+    tree_tokens,
     plain_tokens: tokens that each layout computes for a group of the configured shape.
     """
 
@@ -69,13 +70,14 @@ def probe_layouts(
     """Score two small groups in both layouts with the loaded model, and choose the layout.
 
     If the lean decoder is less exact than the model's own modules, the modules are used. If the
-    tree layout differs from the plain layout, the plain layout is used. The reason in the result
-    states which of these fallbacks applies. Of two exact layouts, the layout with fewer
+    tree layout differs from the plain layout, the plain layout is used. The result's reason names
+    the fallback that the probe applied. If several layouts are exact, the layout with the fewest
     multiplications for a typical group is chosen. The choice depends on the model and the shapes
-    but not on timings, so a run repeats bit for bit. layout: force this layout. beside: another
-    model that scores the same batches. prompts: see `Probe`.
+    but not on timings, so a run repeats bit for bit. layout: force this layout. beside: a second
+    model that scores the same batches, such as the reference. prompts: see `Probe`.
 
-    Raises ModelError if the plain layout differs from the model's own output.
+    Raises ModelError if the plain layout's log-probabilities differ from those of the model's own
+    modules.
     """
     started = time.perf_counter()
     probes = [Probe(one, prompts) for one in (model, beside) if one is not None]
@@ -102,9 +104,10 @@ def probe_layouts(
 def prove_lean(
     *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
 ) -> tuple[bool, str]:
-    """Return whether the lean decoder is as exact as each model's modules, and a note if not.
+    """Return whether the lean decoder is as exact as each model's own modules, and a note if not.
 
-    prompts: see `Probe`. Raises ModelError if the plain layout differs from the model's own output.
+    prompts: see `Probe`. Raises ModelError if the plain layout's log-probabilities differ from
+        those of the model's own modules.
     """
     return _prove_lean([Probe(model, prompts) for model in models])
 
@@ -149,17 +152,18 @@ class Probe:
                 exact_TV = _distributions(self.model, self.batch, "plain", lean=False)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party model may raise anything
+        except Exception:  # A third-party model may raise any exception.
             exact_TV = None
         plain_TV = _distributions(self.model, self.batch, "plain", lean=False)
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # A correct lean decoder may err slightly more than the modules, which round too.
+            # A correct lean decoder may have a slightly larger error than the modules, because the
+            # modules round too.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
-        """Return the error of a layout and decoder, in nats.
+        """Return the log-probability error of a layout and decoder, in nats.
 
         The error of a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
         so the error does not depend on one sampled token. The result is the maximum over positions
@@ -170,9 +174,10 @@ class Probe:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a third-party model may raise anything
+        except Exception:  # A third-party model may raise any exception.
             # The plain layout must work, so an exception with this layout is raised.
-            # If only the tree layout fails, prompts are not shared.
+            # If only the tree layout fails, prompts are computed once per row instead of being
+            # shared.
             if layout == "plain":
                 raise
             return math.inf
@@ -202,7 +207,7 @@ class Probe:
             raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
 
     def cost_of_modules(self) -> str:
-        """Describe the memory and time of the modules relative to the lean decoder."""
+        """Describe the memory and time of the model's own modules relative to the lean decoder."""
         lean, modules = (saved_bytes(self.model, is_lean) / 1024 for is_lean in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
         device = str(self.batch.device)
@@ -245,13 +250,13 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
 def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
     """Return the share of a layer's multiplications that the tree layout saves.
 
-    A token takes 12 D^2 multiplications in the layer's matrices. A pair of tokens takes 2 D
-    multiplications in attention. Under a mask, attention computes all pairs of tokens of a
+    In a layer's matrices, each token takes 12 D^2 multiplications. In attention, each pair of
+    tokens takes 2 D multiplications. Under a mask, attention computes all pairs of tokens of a
     rectangle; without a mask, only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
     # In the plain layout, every row attends to its own copy of the prompt.
-    # The numbers of multiplications below are divided by 2 D.
+    # The multiplication counts in this function are divided by 2 D.
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
     plain_pairs = group_size * (prompt + completion) ** 2 / 2
     tree = 6 * width * (prompt + group_size * completion) + tree_pairs
@@ -260,7 +265,7 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
 
 
 def measure_difference(model: nn.Module, lean: bool = True) -> float:
-    """Return the error of shared prompts, as defined in `Probe.error`."""
+    """Return the error that shared prompts cause, as defined in `Probe.error`."""
     return Probe(model).error("tree", lean)
 
 

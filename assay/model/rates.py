@@ -20,15 +20,15 @@ SHAPE = (256, 512, 256)
 SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
 # Bytes of the copy that measures memory speed: larger than any CPU cache.
 COPIED_BYTES = 2**26
-# On an accelerator, this factor multiplies the shape and the copied bytes.
-# With a factor of 4, the measured products reached only a fifth of an H100's rate.
+# On an accelerator, the shape of the product and the copied bytes are multiplied by this factor.
+# With a factor of 4, the measured matrix products reached only a fifth of an H100's rate.
 # The second-level cache of an H100 holds 50 MiB, so the measured copy must be much larger.
 ACCELERATOR = 16
 _TORCH = f"torch {torch.__version__}"
 # Noise of a measurement: a rate counts as slower only below this share of the other rate.
 NOISE = 0.8
-# Rates of this process that were not cached in the state folder. One command asks for rates several
-# times, and a measurement takes a quarter of a second.
+# Rates of this process that were not cached in the state folder.
+# One command may ask for rates several times, and a measurement takes a quarter of a second.
 _unsaved: dict[str, dict[str, float]] = {}
 
 
@@ -40,8 +40,8 @@ def best_seconds(
 ) -> float:
     """Return the shortest time of repeated calls, after one warm-up call.
 
-    The calls repeat for ``seconds``, and at least three times. clock: function that returns a time
-    in seconds.
+    The timed calls repeat for ``seconds``, and at least three times. clock: function that returns a
+    time in seconds.
     """
 
     work()
@@ -70,10 +70,11 @@ def product_rate(
     shape: tuple[int, int, int] = SHAPE,
     seconds: float = SECONDS,
 ) -> float:
-    """Return the operations per second of the fastest product of [rows, inner] by [inner, columns].
+    """Return the operations per second of the fastest matrix product of [rows, inner] by [inner,
+    columns].
 
-    Products are timed in bursts with pauses, on a CPU by processor time. Bursts help, because other
-    processes may disturb one burst, but rarely all bursts.
+    Products are timed in bursts with pauses, on a CPU by processor time. Products are timed in
+    bursts, because other processes may disturb one burst, but rarely all bursts.
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
@@ -96,7 +97,7 @@ def product_rate(
 def memory_rate(device: str = "cpu") -> float:
     """Return the bytes per second that a large copy reads and writes.
 
-    The rate is measured once per process.
+    The bandwidth is measured once per process.
     """
     size = COPIED_BYTES if device == "cpu" else ACCELERATOR * COPIED_BYTES
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -107,17 +108,17 @@ def memory_rate(device: str = "cpu") -> float:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a type's name in ``model.dtype``."""
+    """Return the name of a tensor type in the setting ``model.dtype``."""
     return str(dtype).removeprefix("torch.")
 
 
 def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, float], bool]:
-    """Return (matrix products' operations per second, by type name for each of `TYPES`; whether
-    these rates are reliable).
+    """Returns the matrix products' operations per second, by type name for each of `TYPES`, and
+    whether these rates are reliable.
 
     A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
     reliable, and only cached for this process unless they are higher than the cached rates.
-    measure: measure again and return the higher rate of each type.
+    measure: measure again even if rates are cached, and return the higher rate of each type.
     """
     if device != "cpu":
         return {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}, True
@@ -172,7 +173,8 @@ def is_busy() -> bool:
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a warning if products in a narrow type are slower here than in float32, else None.
+    """Return a warning if matrix products in a narrow type are slower than in float32 on this
+    device, else None.
 
     Cached rates are measured again before they lead to a warning.
     """

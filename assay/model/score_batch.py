@@ -2,8 +2,8 @@
 
 A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
 that predicts a token, which is the state at the previous token. A dummy token, which is never an
-input, is therefore appended to each text. With the dummy token, the layouts also return the state
-of the text's last real token.
+input, is therefore appended to each text. With the appended dummy token, the layouts also return
+the state of the text's last real token.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class ScoredGroup:
 
     @property
     def num_shared(self) -> int:
-        """Length in tokens of the common prefix, which is computed once. The first place is at or
-        after the prefix's last token."""
+        """Length in tokens of the common prefix, which is computed once.
+
+        The first place is the prefix's last token or a later token.
+        """
         most = min(int(text.places[0]) + 1 for text in self.texts)
         first = self.texts[0].tokens[:most]
         for text in self.texts[1:]:
@@ -69,18 +71,18 @@ class ScoredGroup:
         return len(first)
 
     def num_tokens(self, layout: Layout) -> int:
-        """Return the number of tokens that the model computes for this group."""
+        """Return the number of tokens of this group that the model computes."""
         total = sum(len(text.tokens) for text in self.texts)
         return total - (len(self.texts) - 1) * self.num_shared if layout == "tree" else total
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreBatch:
-    """Groups for one pass of the model.
+    """Groups of texts for one pass of the model.
 
-    The axis M counts the places of all texts, in order. place_M: token index of each place in the
-    batch. row_M: index of each place's text. labels_M: label of each place. margins_P: margin of
-    each group.
+    The axis M counts the places of all texts, in order. place_M: index of each place's token in the
+    batch's tokens. row_M: index of the text that contains each place. labels_M: label of each
+    place. margins_P: margin of each group.
     """
 
     batch: Batch
@@ -90,7 +92,7 @@ class ScoreBatch:
     margins_P: Tensor
 
     def inputs(self, layout: Layout) -> ModelInputs:
-        """Return the model's inputs, with the M places as the only predicting positions."""
+        """Return the model's inputs, in which the M places are the only predicting positions."""
         batch = self.batch
         everything = MicroBatch(
             batch,
@@ -107,13 +109,15 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
     places: list[np.ndarray] = []
     first = 0
     for number, group in enumerate(groups):
-        # A packed group needs a prompt of at least one token, which the common prefix provides.
+        # A packed group needs a prompt of at least one token; the texts' common prefix is this
+        # prompt.
         together = [group] if group.num_shared else [ScoredGroup((one,)) for one in group.texts]
         for part in together:
             shared = part.num_shared
             rows: list[Completion] = []
             for text in part.texts:
-                # The dummy token is never an input, since the last token predicts nothing.
+                # The appended dummy token is never an input, because the last token of a text
+                # predicts nothing.
                 own = np.append(text.tokens[shared:], 0)
                 places.append(first + text.places - (shared - 1))
                 first += len(own)

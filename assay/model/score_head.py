@@ -1,6 +1,6 @@
 """Models that score text: a decoder with a score head, in Hugging Face's own classes.
 
-A causal model is converted by keeping its layers and adding a new head; a saved reward model is
+A causal model is converted by replacing its head with a new score head; a saved reward model is
 used as it is. The result loads with ``AutoModelForSequenceClassification`` (one score per text,
 read at its last token) or ``AutoModelForTokenClassification`` (one score per token).
 """
@@ -85,7 +85,7 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
     dtype, device = next(model.parameters()).dtype, next(model.parameters()).device
     config.dtype = dtype
     try:
-        # On the meta device, the layers that are replaced below take no memory.
+        # On the meta device, the layers that are replaced later take no memory.
         with torch.device("meta"):
             scorer = family.from_config(config)
     except ValueError as error:
@@ -134,7 +134,7 @@ def read_scores(
 
 @dataclass(frozen=True, slots=True)
 class ScoreLayout:
-    """The chosen layout and decoder for texts, and the reason."""
+    """The layout and decoder that the probe chose for scoring texts, and the reason."""
 
     layout: Layout
     lean: bool
@@ -146,10 +146,10 @@ class ScoreLayout:
 def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     """Choose the fastest layout and decoder whose scores agree with the model's own scores.
 
-    The lean decoder and shared prefixes are used if they reproduce the model's own scores within
-    the rounding of its type. If the scores differ by more, a slower layout or decoder is used.
-    Raises ModelError if even the plain layout with the model's own modules does not reproduce the
-    scores.
+    The score head uses the lean decoder and shared prefixes if they reproduce the model's own
+    scores within the rounding of the model's type. If the scores differ by more than the rounding,
+    a slower layout or decoder is used. Raises ModelError if even the plain layout with the model's
+    own modules does not reproduce the scores.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -161,7 +161,7 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
     def difference(layout: Layout, lean: bool) -> float:
         try:
             found = read_scores(model, batch, layout, lean)
-        except Exception:  # a third-party model may raise anything
+        except Exception:  # A third-party model may raise any exception.
             if layout == "plain" and not lean:
                 raise
             return float("inf")

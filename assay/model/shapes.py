@@ -55,22 +55,26 @@ def check_config(folder: Path, where: str) -> None:
 def check_hub_config(name: str, revision: str | None, cached: bool, where: str) -> None:
     """Raise ModelError if a hub model's config.json contains an implausible size.
 
-    cached: read only the local cache. The sizes are not compared with the weights, because the
-    local cache may be incomplete. If config.json is missing, the function does nothing, and
-    Transformers reports the error.
+    cached: read only the hub's local cache. For a hub model, the sizes are not compared with the
+    weights, because the local cache may be incomplete. If config.json is missing, the function does
+    nothing, and Transformers reports the error.
     """
     from huggingface_hub import hf_hub_download
 
     try:
         file = hf_hub_download(name, "config.json", revision=revision, local_files_only=cached)
         facts = as_object(Path(file).read_bytes())
-    except Exception:  # any network failure; Transformers asks again and reports it
+    # Catch any network failure, because Transformers asks again and reports the failure.
+    except Exception:
         return
     _shapes_of(facts, where)
 
 
 def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]:
-    """Return a configuration and its inner text model's configuration. Raises ModelError."""
+    """Return a model's configuration and the configuration of the text model inside it.
+
+    Raises ModelError.
+    """
     if facts is None:
         raise ModelError(message(where, "a damaged config.json", "a JSON object"))
     inner = facts.get("text_config")
@@ -83,7 +87,7 @@ def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:
     """Raise ModelError for an implausible size; missing keys are accepted.
 
-    A list in place of a number has one size per layer.
+    A list in place of a number holds one size per layer.
     """
     for key, most in MOST.items():
         least = 0 if key in MAY_BE_NONE else 1
@@ -97,7 +101,7 @@ def check_sizes(shape: Mapping[str, Any], where: str) -> None:
 def num_parameters(shape: Mapping[str, Any]) -> int:
     """Return an estimate of a decoder's parameter count, without experts.
 
-    If a size differs by layer, the smallest is used.
+    If a size differs by layer, the smallest of the layers' sizes is used.
     """
     names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
     sizes = [shape.get(name) or 0 for name in names]

@@ -17,7 +17,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     """Build the model of a Transformers configuration with fake tensors as weights.
 
     lora: adapters to add. Raises ModelError if Transformers cannot build the model without weights,
-    MissingExtra for adapters without peft.
+    and MissingExtra if the model needs adapters and peft is missing.
     """
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from transformers import AutoModelForCausalLM
@@ -25,7 +25,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except Exception as error:  # third-party model code may raise anything
+    except Exception as error:  # Third-party model code may raise any exception.
         raise ModelError(f"the model's shape cannot be read ({cause(error)})") from error
     model = model.eval() if lora is None else add_adapter(model, lora, seed=0)
     mode, place = FakeTensorMode(allow_non_fake_inputs=True), torch.device(device)

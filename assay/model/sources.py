@@ -26,7 +26,7 @@ HUB_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The source of a model or tokenizer.
+    """Where a model or tokenizer is loaded from: a folder, a GGUF file or a hub name.
 
     place: path of a folder, or a name on the hub. gguf: name of a GGUF file in that folder. cached:
     use only the hub's local cache.
@@ -79,7 +79,7 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """A path for which `find` returns this source."""
+        """A path that `find` resolves to this source."""
         return str(Path(self.place) / self.gguf) if self.gguf else self.place
 
     @property
@@ -89,7 +89,8 @@ class ModelSource:
         return self.gguf is not None or not folder.is_dir() or _holds(folder, TOKENIZERS)
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments for Transformers' ``from_pretrained``."""
+        """Return the keyword arguments that select this source in Transformers'
+        ``from_pretrained``."""
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         if self.gguf is not None:
             options["gguf_file"] = self.gguf
@@ -114,7 +115,8 @@ def read_model(
     try:
         # Transformers prints a progress bar while it reads a GGUF file.
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():
-            # Mismatched sizes raise no error here but appear in the loading report.
+            # A mismatch of tensor sizes raises no error in Transformers, but appears in the loading
+            # report.
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
@@ -122,7 +124,7 @@ def read_model(
                 ignore_mismatched_sizes=True,
                 **source.options(),
             )
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(where, error) from error
     # Transformers initializes missing weights randomly with only a warning, so the report is read.
     model, report = loaded
@@ -138,7 +140,8 @@ def read_model(
             raise ModelError(message(where, found, fit if "CausalLM" in family else head))
     if source.gguf is not None:
         model = _as_plain_model(model, dtype)
-    # Transformers 5.17 selects SDPA for Gemma 2, and SDPA ignores its bound on attention scores.
+    # Transformers 5.17 selects SDPA for Gemma 2, and SDPA ignores Gemma's bound on attention
+    # scores.
     shape = model.config.get_text_config()
     if getattr(shape, "attn_logit_softcapping", None) and shape._attn_implementation == "sdpa":
         model.set_attn_implementation("eager")
@@ -147,7 +150,8 @@ def read_model(
 
 
 def read_outline(source: ModelSource) -> Any:
-    """Return an object with a model's ``config`` and ``generation_config``, without weights.
+    """Return an object with a model's ``config`` and ``generation_config``, without loading
+    weights.
 
     Raises ModelError in one line.
     """
@@ -155,7 +159,7 @@ def read_outline(source: ModelSource) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(f"model.path {source.name}", error) from error
     generation = None
     # Models without generation_config.json, such as GGUF files, name their end tokens in `config`.
@@ -194,7 +198,7 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise ModelError(message(where, "none", ", ".join(TOKENIZERS), remedy))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
@@ -213,7 +217,7 @@ def saved_dtype(source: ModelSource) -> torch.dtype:
         return torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(source.place, **source.options())
-    except Exception as error:  # a damaged file may raise anything in the library
+    except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(f"model.path {source.name}", error) from error
     dtype = config.get_text_config().dtype or config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
@@ -297,7 +301,8 @@ def _as_plain_model(model: Any, dtype: torch.dtype) -> Any:
     for key in ("quantization_config", "architectures", "dtype", "torch_dtype", "_name_or_path"):
         tree.pop(key, None)
     config = AutoConfig.for_model(tree.pop("model_type"), **tree)
-    # On the meta device, the weights, which are replaced below, are not initialized.
+    # Building on the meta device skips the initialization of weights, all of which are replaced
+    # later.
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = dict(model.named_buffers())

@@ -52,7 +52,7 @@ class TeacherStates:
         """Return the top-k tokens [T, K], their log-probabilities, and the log-probability of all
         other tokens together [T].
 
-        size: number of vocabulary entries that are compared, from the first.
+        size: number of vocabulary entries that are compared, counted from the first entry.
         """
         room, found = HeadRoom(), list[tuple[Tensor, Tensor, Tensor]]()
         at_once = max(1, LOGITS_AT_ONCE // len(self.head.weight_VD))
@@ -69,10 +69,10 @@ class TopKLogprobs:
     """Cached teacher logits: the top-k tokens of each position, and the total mass of all other
     tokens.
 
-    logprobs_TK: log-probabilities of ``tokens_TK`` at the divergence's temperature. rest_T: the
-    logarithm of the other tokens' mass. Teacher and student are compared over K + 1 events: the K
-    tokens, and all other tokens together. The divergence over these events is a lower bound of the
-    divergence over all tokens.
+    logprobs_TK: log-probabilities of ``tokens_TK`` at the divergence's temperature. rest_T:
+    logarithm of the total probability of all other tokens. Teacher and student are compared over K
+    + 1 events: the K tokens, and all other tokens together. The divergence over these events is a
+    lower bound of the divergence over all tokens.
     """
 
     tokens_TK: Tensor
@@ -86,14 +86,15 @@ class TopKLogprobs:
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> None:
-        """Return None, because a cache does not contain the full logits."""
+        """Return None, because cached teacher logits are not the full logits."""
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the divergence of some tokens, and its gradient by the student's logits.
 
-        The gradient of the other tokens' mass is distributed in proportion to their probabilities.
+        The gradient of all other tokens' total probability is distributed in proportion to their
+        probabilities.
         """
         tokens_BK = self.tokens_TK[part]
         chosen_BK = student.logits_BN.gather(-1, tokens_BK) - student.normalizer_B[:, None]

@@ -1,7 +1,7 @@
 """Triton kernels that import Triton at their first launch.
 
-PyTorch for CUDA installs Triton, and other builds do not. A module of kernels must be importable
-without Triton, so kernels are plain functions until their first launch.
+PyTorch builds for CUDA install Triton; other PyTorch builds do not. A module of kernels must be
+importable without Triton, so kernels are plain functions until their first launch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class Kernel:
-    """A Triton kernel. Calling it launches a grid of programs; another kernel may also call it.
+    """A Triton kernel.
 
-    varying: integer arguments that differ between most calls. Triton compiles a kernel again for an
-    integer argument that is 1 or a multiple of 16. Triton never specializes a kernel on an argument
-    in ``varying``.
+    Calling a kernel object launches a grid of programs; another kernel may also call the object.
+
+    varying: names of integer arguments that differ between most calls. Triton compiles a kernel
+    again for an integer argument that is 1 or a multiple of 16. Triton never specializes a kernel
+    on an argument in ``varying``.
     """
 
     def __init__(self, function: Callable[..., None], varying: tuple[str, ...]) -> None:
@@ -65,7 +67,8 @@ class Kernel:
         # CUDA rejects the launch of an empty grid, so an empty grid is not launched.
         if not all(grid):
             return
-        # Triton launches on the current device, so the tensors' device is made the current device.
+        # Triton launches kernels on the current device, so the tensors' device is made the current
+        # device.
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.compiled[grid](*arguments, **sizes)
@@ -97,7 +100,7 @@ def fault_on(device: int) -> str | None:
     found = torch.zeros(4, device=f"cuda:{device}")
     try:
         probe_kernel(1, found, SIZE=4)
-    except Exception as error:  # Triton calls a C compiler, which may fail in many ways
+    except Exception as error:  # Triton calls a C compiler, which may raise any exception.
         return str(error).strip().split("\n")[0]
     return None if found.tolist() == [1.0, 2.0, 3.0, 4.0] else "a kernel writes wrong numbers"
 

@@ -47,7 +47,7 @@ class ValueHead(nn.Module):
         save_file(tensors, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
-        """Restore a saved head in place, bit for bit. Raises RunError."""
+        """Restore the weights of a saved value head in place, bit for bit. Raises RunError."""
         file = folder / HEAD_FILE
         try:
             self.load_state_dict(load_file(file))
@@ -62,7 +62,7 @@ class ValueModel(nn.Module):
 
     backbone: a Transformers model for token classification with one label, which Transformers can
     save and load. The backbone's own score layer is not trained. `write_score` copies the rounded
-    head into that layer.
+    value head into the backbone's score layer.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:
@@ -96,8 +96,8 @@ class ValueModel(nn.Module):
         """Create a value model from the folder of a causal model, or of a reward model with its
         head.
 
-        tokenizer: the policy's. Raises ModelError, also if the folder has a different tokenizer or
-        its head has more than one label.
+        tokenizer: the policy's. Raises ModelError if loading fails, if the folder has a different
+        tokenizer, or if its head has more than one label.
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
         saved = saved_family(ModelSource(str(Path(path).expanduser())))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 
-# 64-bit words per summed row, and rows per block. One block of rows fits in the CPU's cache.
+# 64-bit words per summed row, and rows per block. A block of `BLOCK` rows fits in the CPU cache.
 ROW, BLOCK = 512, 256
 _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) | np.uint64(1)
 
@@ -22,8 +22,8 @@ _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) |
 class Weights:
     """A policy's tensors at one version, by their names in the module's `state_dict`.
 
-    `Weights.of` returns the live tensors, so a generator that shares their memory has nothing to
-    load. fingerprint: set by `sealed` for a copy that is transferred; None: not computed.
+    `Weights.of` returns the live tensors, so a generator that shares these tensors loads nothing.
+    fingerprint: set by `sealed` for a copy that is transferred; None: not computed.
     """
 
     version: int
@@ -40,7 +40,7 @@ class Weights:
         return replace(self, fingerprint=fingerprint(self.tensors))
 
     def load_into(self, model: nn.Module) -> None:
-        """Load these tensors into a model; tensors that share the model's memory are not copied.
+        """Load these weights into a model; tensors that share the model's memory are not copied.
 
         Raises ModelError if names, shapes or types differ, or if the fingerprint does not match.
         """
@@ -68,7 +68,8 @@ class Weights:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of the tensors' names, types, shapes and bits, equal on every machine.
+    """Return a hash of the tensors' names, types, shapes and bits; the hash is equal on every
+    machine.
 
     The hash detects transfer errors, not forgery.
     """
@@ -93,8 +94,8 @@ def _digest(data: np.ndarray) -> bytes:
     """Return the sha256 of row sums, modulo 2^64, with each word multiplied by its column's factor.
 
     Because the factors are odd, every change of a single word changes the sum. The upper half of a
-    word is first XORed into the lower half. Without this XOR, changes of upper bits could cancel
-    each other.
+    word is first XORed into the lower half. Without the XOR of the upper half, changes of upper
+    bits could cancel each other.
     """
     num_words = len(data) // (8 * ROW) * ROW
     words = data[: 8 * num_words].view(np.uint64).reshape(-1, ROW)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Run every module's forward in float32; for inference only.
+    """Run every module's forward pass in float32; for inference only.
 
     Hooks convert a module's parameters before the module's call and restore them afterwards. Only
     one module's parameters exist twice at a time; a float32 copy of the model would take twice the
@@ -41,6 +41,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        # Restore the narrow parameters of modules whose call raised an exception.
+        # If a module's call raised an exception, restore the module's narrow parameters.
         for one, data in kept.values():
             one.data = data
