@@ -63,7 +63,8 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
         try:
             read(Problem("", "", spec))
         except VerifierError as error:
-            # The placeholder problem has no id. `RowCheck` adds the row's name to the message.
+            # Error messages use a placeholder problem, which has no id.
+            # `RowCheck` adds the row's name to the message.
             raise VerifierError(str(error).removeprefix("problem : spec.")) from error
 
     return check
@@ -73,7 +74,7 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
 class Limits:
     """Resource limits for one completion.
 
-    A limit of None means that the verifier sets no limit of its own.
+    A limit of None means that the verifier sets no limit itself.
 
     seconds: wall time. None: the service's deadline applies.
     cpu_seconds: CPU time of one test.
@@ -94,8 +95,10 @@ class Part:
     """The unweighted result of one verifier for one completion.
 
     value: any finite number, which the term's weight multiplies. None: not judged.
-    score: correctness in [0, 1], needed only for the first term. None: the value is the score.
-    passed: whether the completion passed. None: a completion with a score of 1 passed.
+    score: correctness in [0, 1], needed only for the first term. A value of None means that `value`
+        is the score.
+    passed: whether the completion passed. A value of None means that a completion with a score of 1
+        passed.
     """
 
     value: float | None
@@ -149,22 +152,22 @@ class Verifier:
     cached: the verdict depends only on text, spec and version, so the service caches verdicts.
     fallible: the verifier is a detector with a known error rate. The labelled set of a detector
         measures its error rate, so wrong verdicts on the set do not stop a run from starting.
-    measure_only: the value must not be a reward. A run refuses any weight except 0, unless the
-        option ``as_reward`` is true.
+    measure_only: whether the value must not be used as a reward. A run refuses any weight except 0,
+        unless the option ``as_reward`` is true.
     by_itself: the verifier takes verdicts, but judges each completion independently.
     modules, packages: modules and packages in the content hash besides the module of ``judge``. For
         a built-in verifier the hash always covers its whole package.
     extra: name of the optional dependency group, such as ``judge`` for ``assay-rl[judge]``.
     check_options: called before a run. Raises VerifierError if the options are inconsistent or this
         machine does not support them.
-    check_spec: called when rows are loaded. Raises VerifierError for a spec that is invalid
-        although each key is valid. The message begins with the key.
+    check_spec: function that is called when rows are loaded. Raises VerifierError for a spec that
+        is invalid although each key is valid. The message begins with the key.
     evidence: function of the options. Returns facts that a run records, such as the hash of a
         model.
     versions: function of the options. Returns the versions of programs and packages on which
         verdicts depend. The versions are part of the content hash, and a run records them.
-    lacks: function of a row's spec. Returns why this machine cannot judge the row, or "". A run
-        does not start if this machine can judge none of the run's rows.
+    lacks: function with a row's spec as its argument. Returns why this machine cannot judge the
+        row, or "". A run does not start if no row of the run can be judged on this machine.
 
     ``judge`` gets a problem whose spec also contains the configured options. A row's own keys
     override these options.
@@ -213,12 +216,13 @@ class Verifier:
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hexadecimal digits over the verifier's source and the versions of `packages`."""
+        """Twelve hexadecimal digits of a hash over the verifier's source and the versions of
+        `packages`."""
         digest = hashlib.sha256()
         module = str(getattr(self.judge, "__module__", ""))
         # A built-in verifier uses other files of its package, so the hash covers the whole package.
         home = module.rpartition(".")[0] if module.startswith("assay.") else module
-        # Every verifier gets the answer text that `assay.types` and `assay.think` extract.
+        # All verifiers read the answer text that `assay.types` and `assay.think` extract.
         for module in (home, *self.modules, "assay.types", "assay.think"):
             digest.update(f"{module}\n".encode() + _source_of(module))
         for package in self.packages:
@@ -252,8 +256,9 @@ def known_errors(name: str) -> tuple[KnownError, ...]:
 def resolve(name: str) -> Verifier:
     """Return the built-in verifier or the object named by ``package.module:object``.
 
-    The object is a `Verifier`, or a function of ``(problem, completion)`` or ``(problem, group)``.
-    A function with a second parameter called ``group`` gets whole groups. Raises VerifierError.
+    The named object is a `Verifier`, or a function of ``(problem, completion)`` or ``(problem,
+    group)``. A function with a second parameter called ``group`` gets whole groups. Raises
+    VerifierError.
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
@@ -280,7 +285,7 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        # Functions written in C can lack a signature.
+        # Functions written in C can lack a Python signature.
         # A function without a readable signature is accepted unchecked.
         parameters = []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -302,7 +307,10 @@ def _of_function(function: Callable[..., Any], name: str, module: str) -> Verifi
 
 
 def _source_of(module: str) -> bytes:
-    """Return a module's source. For a package, return the bytes of all its code and data files."""
+    """Return a module's source.
+
+    If the module is a package, return the bytes of all its code and data files.
+    """
     try:
         spec = importlib.util.find_spec(module)
     except ValueError:

@@ -2,8 +2,8 @@
 
 ``+`` and ``-`` join terms, and ``*`` sets a weight. ``|`` joins alternatives: a later alternative
 judges only the completions that no earlier alternative accepted. ``&`` joins verifiers that must
-all accept. ``>=`` makes a gate of a value: 1 from the threshold on, else 0. These three bind
-tightest, and one term has ``|`` or ``&``.
+all accept. ``>=`` makes a gate of a value: 1 from the threshold on, else 0. The operators ``|``,
+``&`` and ``>=`` bind tightest, and one term has either ``|`` or ``&``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import NoReturn
 
 from assay.errors import VerifierError, did_you_mean, message
 
-# Built-in verifiers by name. The values are strings, so that parsing imports no verifier.
+# Built-in verifiers by name.
+# The values are names instead of objects, so that parsing an expression imports no verifier.
 # Verifiers that are not in this table are named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",
@@ -84,7 +85,7 @@ class Term:
 
     name: the verifiers with their gates, as in ``math&judge>=0.7``. weight: None if the expression
     gives the term no number, until `resolved` fills in the default. negative: the term is
-    subtracted. The sign is set only for a term whose weight is None.
+    subtracted. The field `negative` is set only for a term whose weight is None.
     """
 
     name: str
@@ -108,7 +109,8 @@ class Term:
         return "&" in self.name
 
     def resolved(self, default: float) -> Term:
-        """Return the term with its weight, or with ``default`` if the expression has no number."""
+        """Return the term with its weight; without a number in the expression, the weight is
+        ``default``."""
         if self.weight is not None:
             return self
         return replace(self, weight=-default if self.negative else default, negative=False)
@@ -243,7 +245,7 @@ class _Parser:
             joint = self.take()
 
     def gate(self) -> str:
-        """Parse ``>=number``, if there is a gate."""
+        """Parse the gate ``>=number`` of a verifier, if present."""
         if self.kind != "gate":
             return ""
         self.take()

@@ -104,7 +104,10 @@ def _judge(name: str, problem: Problem, completions: Sequence[Completion]) -> li
 
 
 def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Part]:
-    """Return the parts of a server's reply. Raises EndpointFailure for a wrong number of parts."""
+    """Return the verifier parts in a server's reply.
+
+    Raises EndpointFailure if the server returns a wrong number of parts.
+    """
     found = reply.get("verdicts") if isinstance(reply, dict) else None
     if not isinstance(found, list) or len(cast("list[Any]", found)) != len(completions):
         count = len(cast("list[Any]", found)) if isinstance(found, list) else "no"

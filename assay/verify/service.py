@@ -3,7 +3,7 @@
 Verifiers run in worker processes, in threads (network calls), in one thread that shares the
 learner's device, or inline (arithmetic). A worker that exceeds its deadline is killed, and its
 completion is not judged. A completion is also not judged if its verifier raises, dies or returns an
-invalid result. The batch's other completions are judged normally.
+invalid result. If one completion fails, the other completions of its batch are judged normally.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 
-# More worker processes are probably a typing error. Each worker process imports numpy.
+# A larger number of worker processes is probably a typing error. Each worker process imports numpy.
 WORKERS_A_CORE = 16
 # Seconds of an import of a verifier's module, after which a message reports the slow import.
 NOTICE_SECONDS = 10.0
@@ -71,7 +71,7 @@ class GroupsJudging:
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
         """Return the verdicts of submitted groups, once all are available."""
-        # Wait for the last group first: this thread then wakes up once, not once per group.
+        # Waiting for the last group first wakes this thread once instead of once per group.
         if self._waiting and not self._service.nothing_judged_yet:
             self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
         while self._waiting:
@@ -90,7 +90,9 @@ class GroupsJudging:
 
 
 class VerifierService:
-    """Judges groups by verifier expressions. Usable from any thread and from asyncio.
+    """Judges groups by verifier expressions.
+
+    Yield (component, path, description) of each place where a resource violates its schema.
 
     default_expression: expression for problems without an expression of their own.
     by_tag: expressions by tag, for problems without an expression. The first known tag applies.
@@ -101,13 +103,14 @@ class VerifierService:
     options: options by verifier name. A row can set the same options by keys of the same names.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
     cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
-    give_up_after: number of first completions. If errors or deadlines leave all of these first ones
-        without a verdict, judging raises VerifierError with the verifier's message. None: never.
+    give_up_after: number of first completions. If exceptions or deadlines leave a verifier's first
+        completions all without a verdict, judging raises VerifierError with the verifier's message.
+        None: never.
     allow: Python modules, or ``module:object``, that a problem may name in addition to the names in
         the default expression. No other code is imported for a problem.
     max_open: maximum number of problems' expressions that stay open, for a server whose clients
-        send many expressions. The least recently used expression is closed. None: no limit, so that
-        `describe` covers each verifier that was used.
+        send many expressions. If too many expressions are open, the least recently used expression
+        is closed. None: no limit, so that `describe` covers each verifier that was used.
     spawn_worker: function that starts a worker, for example as a Ray actor.
 
     Raises VerifierError for an invalid expression, option or schedule.
@@ -164,7 +167,8 @@ class VerifierService:
                 raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
-        # Workers start now, so that their imports run while the caller still loads its model.
+        # Workers start before they are needed, so that their imports run while the caller loads its
+        # model.
         asked = [self._verifier(name) for name in names if is_built_in(name)]
         if any(one.verifier.executor == "worker" and not one.error for one in asked):
             self.engine.pool.start()
@@ -179,7 +183,8 @@ class VerifierService:
         self._finalizer = weakref.finalize(self, self.engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
-        """Send future events to ``on_event``, which replaces the constructor's parameter."""
+        """Send future events to ``on_event``, which replaces the ``on_event`` of the
+        constructor."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
         self.engine.on_event = on_event
 
@@ -267,10 +272,11 @@ class VerifierService:
         return self._give_up_after is not None
 
     def _raise_if_always_failing(self, verdicts: Iterable[Verdict]) -> None:
-        """Raise VerifierError if a reward failed on each of its first completions.
+        """Raise VerifierError if a reward verifier failed on each of its first completions.
 
-        Errors and deadlines count as failures. Verdicts with the reason ``unavailable`` do not
-        count, because a server can be down for a while, and a verifier can return None.
+        Exceptions and deadlines count as failures of the verifier. Verdicts with the reason
+        ``unavailable`` do not count as failures, because a server can be down for a while, and a
+        verifier can return None.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:
@@ -306,7 +312,7 @@ class VerifierService:
         """Return why this machine cannot judge any completion of a problem, or "".
 
         Only the first term decides. A reason is returned only if the machine lacks a requirement of
-        every alternative of the first term, or of one verifier of a conjunction.
+        every alternative of the first term, or of one verifier joined by ``&``.
         """
         sum = self._sum(self._expression(problem))
         first = [sum.verifiers[index] for index in sum.chains[0]]
@@ -325,10 +331,10 @@ class VerifierService:
         ]
 
     def compares(self, problem: Problem) -> tuple[str, str] | None:
-        """Return (verifier, key of the spec) with which two answers to a problem can be compared.
+        """Return the verifier and the spec key with which two answers to a problem can be compared.
 
-        The verifier is the first alternative of the first term. None: the verifier
-        has no field with `equates`.
+        The verifier that compares is the first alternative of the expression's first term. Returns
+        None if the verifier has no field with `equates`.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
@@ -353,7 +359,7 @@ class VerifierService:
 
         also: names of further verifiers, such as those that rows name.
 
-        Raises VerifierError if one of these verifiers cannot be used.
+        Raises VerifierError if one of the expression's verifiers cannot be used.
         """
         self.check([None, *self._by_tag.values()])
         with self._building:
@@ -364,14 +370,15 @@ class VerifierService:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """`VerifierStats.summary` by verifier, and the numbers of killed and of died workers."""
+        """Returns `VerifierStats.summary` by verifier, and the numbers of killed and of died
+        workers."""
         with self.engine.lock:
             counts = {name: each.summary() for name, each in self.engine.stats.items()}
             pool = self.engine.pool
             return {"verifiers": counts, "kills": pool.kills, "deaths": pool.deaths}
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the metrics since the last call, such as ``verify/NAME/p50``."""
+        """Return the metrics since the last call of the method, such as ``verify/NAME/p50``."""
         return self.engine.take_metrics()
 
     def close(self) -> None:
@@ -417,7 +424,7 @@ class VerifierService:
         return found
 
     def _close_unused(self) -> None:
-        """Remove verifiers that are in no open expression, and close their executors."""
+        """Remove verifiers that no open expression uses, and close their executors."""
         with self._ordering:
             used = {one.name: one.label for sum in self._sums.values() for one in sum.verifiers}
         self._verifiers = {name: one for name, one in self._verifiers.items() if name in used}
@@ -461,7 +468,7 @@ def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]
     settings: parameters of `VerifierService`.
 
     The returned function applies deadlines and can be called from any thread. The workers of the
-    returned function end when the function is garbage-collected.
+    returned function end when the function object is garbage-collected.
 
     Raises VerifierError for an invalid expression, setting or spec.
     """
@@ -496,5 +503,6 @@ def _renew() -> None:
         service.after_fork()
 
 
-# A forked child, as of a data loader, has the objects of a service but none of its threads.
+# A forked child process, as of a data loader, has copies of a service's objects but none of its
+# threads.
 os.register_at_fork(after_in_child=_renew)

@@ -58,7 +58,7 @@ def _is_text(declared: Any) -> bool:
 
 
 def _literal(text: str) -> Any:
-    """Parse a JSON or Python literal. Return the text itself if it is no such literal."""
+    """Parse a JSON or Python literal. Return the text itself if the text is no Python literal."""
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             return read(text.strip())

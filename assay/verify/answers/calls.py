@@ -25,7 +25,7 @@ MAX_CALLS = 64
 _FENCE = re.compile(r"```[ \t]*(?:\w+)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL)
 _CALL = re.compile(r"\[?\s*[A-Za-z_][\w.]*\s*\(")
 # A call starts its line and has an argument or empty parentheses.
-# Therefore the words "Function(s)" and "Sorry (none)" do not match the pattern of a call.
+# Words such as "Function(s)" and "Sorry (none)" therefore do not match the pattern of a call.
 _LIKE_CALL = re.compile(
     r"^[ \t]*(?:\[\s*)?[A-Za-z_][\w.]*(?:\(\s*[\"'*\[{\d-]|\s*\(\s*(?:\)|[A-Za-z_]\w*\s*=[^=]))",
     re.MULTILINE,
@@ -39,7 +39,7 @@ def read_calls(text: str) -> list[FunctionCall]:
     """Return the function calls of a reply.
 
     Accepts ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or
-    ``{NAME: {...}}``, and the markup in `call_formats`. In a reply with call markup, calls outside
+    ``{NAME: {...}}``, and the markup in `call_formats`. If a reply has call markup, calls outside
     the markup count too. In a reply without call markup, only the last fenced block is parsed if
     the reply has one.
 
@@ -71,8 +71,8 @@ def is_attempt(text: str, names: Iterable[str]) -> bool:
 def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
     """Return the calls in a part of a reply, such as the content of a tag.
 
-    empty: "" if the text may lack a call, else any other string, as for the content of a tag. A
-        text without a call raises NoCalls if ``empty`` is "", else BadCalls.
+    empty: "" if the text may lack a call, else any other string, as for the content of a tag. If a
+        text has no call, the function raises NoCalls if ``empty`` is "", else BadCalls.
 
     Raises the same exceptions as `read_calls`.
     """
@@ -126,7 +126,10 @@ def _of_node(node: ast.expr) -> FunctionCall:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return a literal's value. For a variable or another expression, return its source text."""
+    """Return a literal's value.
+
+    For a variable or another expression as an argument, return its source text.
+    """
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -73,8 +73,8 @@ class Options:
 def judge_choice(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the last choice is exactly the expected option or set of options, else 0.
 
-    Reads ``answer`` and ``options`` from the spec. A reply that names several labels fails if one
-    option is expected. Text inside the think block is ignored.
+    Reads ``answer`` and ``options`` from the spec. A reply that names several labels fails if a
+    single option is expected. Text inside the think block is ignored.
     """
     options, golds = read_spec(problem)
     chosen = find_choice(shown(completion.answer_text), options)
@@ -157,7 +157,7 @@ def find_choice(text: str, options: Options) -> Labels:
 
 
 def _of_object(text: str, options: Options) -> Labels:
-    """Return the labels of a JSON reply such as {"answer": "B"}."""
+    """Return the option labels in a JSON reply such as {"answer": "B"}."""
     labels = [one for each in object_answers(text) for one in _alone(str(each), options) or _UNSURE]
     return _UNKNOWN if labels == ["?"] else tuple(dict.fromkeys(labels))
 
@@ -235,9 +235,7 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
 
 def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int, Labels]]:
     """Yield (end position, labels) for each answer phrase with a choice, from last to first."""
-    # This function is a generator,
-    # so that a phrase is parsed only when the caller needs the phrase.
-    # Parsing the text after a phrase is slow, and the last phrase usually decides.
+    # The function is a generator, so that phrases are parsed only when the caller asks for more.
     said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
     for match in sorted((*said, *right), key=re.Match[str].span, reverse=True):
@@ -295,7 +293,7 @@ def _others(rest: str, label: str, options: Options) -> Labels:
     for match in pattern("another_label").finditer(head):
         other, adorned = match["label"], bool(match["open"] or match["close"])
         article = other in "AI" and not adorned and re.match(r"\s+[a-z]", head[match.end() :])
-        # A lower-case letter without brackets is usually a word, such as "a".
+        # A lower-case letter without brackets, such as "a", is usually a word and not an option.
         if options.has(other) and (other.isupper() or adorned) and not article:
             found.append(other.upper())
     return tuple(other for other in found if other != label)
@@ -324,7 +322,7 @@ def _unmarked(text: str, options: Options) -> Labels:
 def is_options(value: Any) -> bool:
     """Return whether a value is valid as the options of a question."""
     # The options of a list get the labels A to Z.
-    # The options of a mapping get the mapping's keys as labels.
+    # If the options are a mapping, the mapping's keys are the labels.
     most = len(ascii_uppercase)
     if isinstance(value, Mapping):
         if not all(_LABEL.fullmatch(str(label)) for label in value):

@@ -1,9 +1,9 @@
 """Find a text's final answer: boxes, answer tags and phrases such as "the answer is".
 
-A mark is a box or an answer tag. The last mark counts, and adjacent marks are one answer of several
-parts. Words before a mark can negate the answer, and words after the mark can retract or replace
-the answer. phrases.toml lists these words. Each verifier parses the content of a mark by its own
-rules.
+An answer mark is a box or an answer tag. The last mark counts, and adjacent marks are one answer of
+several parts. Words before a mark can negate the answer, and words after the mark can retract or
+replace the answer. phrases.toml lists these words. Each verifier parses the content of a mark by
+its own rules.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _OTHER_LETTER = re.compile(r"^[^\w\n]{0,6}B\**[ \t]{0,3}[:：]", re.MULTILINE)
 _EXPLAINS = re.compile(r"\s{0,9}[^\n]{0,300}[:：][ \t]{0,3}$", re.MULTILINE)
 _BEFORE = re.compile(r"[*_ \t]{0,9}\n\s*+(?:[*-][ \t]+)?|\*{1,3}[ \t]+")
 _ENOUGH = re.compile(r"[.!?;](?:\s|$)|,?\s(?:because|since|as|so|not)\b")
-# These words show that a phrase is no correction, as in "sorry for" and "it is a city".
+# These words show that a phrase such as "sorry for" or "it is a city" is no correction.
 _ASIDE = re.compile(r"(?:an?|the|for|about|if|that|to|let)\s")
 _PAIRS = (("**", "**"), ("__", "__"), ("*", "*"), ("`", "`"), ('"', '"'), ("“", "”"), ("«", "»"))
 _QUOTES = dict([*_PAIRS[4:], ("'", "'"), ("‘", "’"), ("「", "」")])
 STOPS = ".。!！"
 _FENCE = re.compile(r"\A```[\w+-]*[ \t]*\n(.*?)\n?```\Z", re.DOTALL)
 _BLOCK = re.compile(r"[ \t]*```[^\n]*\n(?=\s*\S)(.*?)\n```", re.DOTALL)
-# First characters of the wrappings in `_WRAPS` and `_FENCE`.
+# First characters of the texts that `_WRAPS` and `_FENCE` match.
 _WRAPPERS = frozenset("`\\{$*_")
 _WRAPS = tuple(
     re.compile(rf"{wrap}\Z", re.DOTALL)
@@ -169,7 +169,8 @@ def shown(text: str) -> str:
 
 
 def _closings(text: str, start: int) -> dict[int, int]:
-    """Map each opening brace's position after ``start`` to the position after its closing brace."""
+    """Map the position of each opening brace after ``start`` to the position after the matching
+    closing brace."""
     found: dict[int, int] = {}
     opened: list[int] = []
     for match in _BRACE.finditer(text, start):
@@ -183,8 +184,8 @@ def _closings(text: str, start: int) -> dict[int, int]:
 def marks(text: str, depth: int = 0) -> list[Mark]:
     """Return the closed answer tags and boxes in text order.
 
-    If one mark contains another mark, return only the inner mark. A box that contains an inner box
-    next to alternatives ("or 5") is returned whole.
+    If an answer mark contains another mark, return only the inner mark. A box that contains an
+    inner box next to alternatives ("or 5") is returned whole.
     """
     found: list[Mark] = []
     every = (*(_boxes(text) if "ox" in text else ()), *(_tags(text) if "<" in text else ()))
@@ -200,8 +201,8 @@ def marks(text: str, depth: int = 0) -> list[Mark]:
             Mark(mark.inside + m.start, mark.inside + m.inside, mark.inside + m.end, m.content)
             for m in inner
         ]
-        # The rest of the outer mark, such as "}" or "</answer>", belongs to its last inner mark.
-        # Otherwise this rest would be read as text after the answer.
+        # The rest of an outer mark, such as "}" or "</answer>", belongs to the last inner mark.
+        # Without this correction, the end of the outer mark would be read as text after the answer.
         if not _WORD.search(mark.content, inner[-1].end):
             found[-1] = replace(found[-1], end=mark.end)
     return found
@@ -293,7 +294,8 @@ def phrases(
 ) -> Iterator[re.Match[str]]:
     """Yield the answer phrases after ``start`` from last to first, without negated phrases.
 
-    names: entries of phrases.toml. beside_box: whether a box precedes the phrases.
+    names: entries of phrases.toml. beside_box: whether the text has a box before the answer
+        phrases.
     """
     lettered = None
     for match in reversed(list(pattern(*names).finditer(text, start))[-MAX_PHRASES:]):
@@ -380,7 +382,7 @@ def _without_unpaired(content: str, opening: str, closing: str) -> str:
 
 
 def commitment(text: str) -> Commitment:
-    """Return the final answer that a text marks; without parts if the text marks no answer.
+    """Return the final answer that a text marks; the answer has no parts if the text marks none.
 
     A phrase after the last tag or box overrules that tag or box. Adjacent boxes give several parts.
     """

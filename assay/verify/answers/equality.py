@@ -1,7 +1,8 @@
-"""Compare an answer with the expected answer: as text, numbers, collections, then formulas.
+"""Compare an answer with the expected answer as text, as numbers, as collections, and at last as
+formulas.
 
-A comparison that cannot decide leaves the pair of answers to the next comparison. Only the last
-comparison, the one of formulas, imports sympy.
+A comparison that cannot decide leaves the pair of answers to the next comparison. Only the
+comparison of formulas, which comes last, imports sympy.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Parts:
     """A parsed collection.
 
     kind: ``list`` (``1, 2 and 3``), ``set`` (``{1, 2}``), or ``tuple`` (``(1, 2)``, ``[1, 2)``).
-    labels: each item's name, as in ``x = 1, y = 2``. "": the item has no name.
-    brackets: "" for a list, else the enclosing pair.
+    labels: each item's name, as in ``x = 1, y = 2``. The name is "" if an item has no name.
+    brackets: "" for a list without brackets, else the enclosing pair.
     pieces: the items as written, with their names.
     """
 
@@ -89,7 +90,10 @@ class Parts:
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Return whether ``answer`` equals ``gold``. Both texts must be answers without other words."""
+    """Return whether ``answer`` equals ``gold``.
+
+    Both answers must consist only of the answer, without other words.
+    """
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
@@ -103,7 +107,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
         # A text of letters alone is no number.
-        # A result for a text of letters at this point avoids importing sympy.
+        # Returning a result for a text of letters at this point avoids importing sympy.
         return False
     if (
         not policy.unevaluated
@@ -144,7 +148,7 @@ def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainN
 
 
 def _reads_as_decimal(gold: str, answer: str) -> bool:
-    """Return whether a gold such as ``1,22`` is a decimal number with a decimal comma.
+    """Return whether an expected answer such as ``1,22`` is a decimal number with a decimal comma.
 
     A gold such as ``1,2`` is ambiguous, because ``1,2`` can also be a list of two numbers.
     """
@@ -219,7 +223,8 @@ def _same_named(a: str, b: str, policy: Policy) -> bool | None:
     if not label_a or not label_b or bool(names_a) != bool(names_b):
         return None
     if (r"\in " in a) != (r"\in " in b):
-        # "D = (0, 1)" names a set and "x \in (0, 1)" an element, so names do not decide.
+        # "D = (0, 1)" names a set and "x \in (0, 1)" an element, so the left side does not show
+        # which is meant.
         return None
     if read_parts(value_a) or read_parts(value_b) or ":" in label_a + label_b:
         return False
@@ -294,7 +299,10 @@ _LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
 
 
 def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
-    """Return an answer's formula and unit. For 5 m, 1e-3 or 1 million, the formula is the value."""
+    """Return an answer's formula and unit.
+
+    The value of 5 m, 1e-3 or 1 million is the formula, without the unit or factor word.
+    """
     if number is None or number.percent:
         return split_unit(text)
     # The LaTeX grammar reads "1 million" as a product of letters, and "1e-3" as 1 * e - 3.
@@ -395,7 +403,7 @@ def _same_parts(
             # The answer "75, 75" has two items and the expected answer has one.
             return False
         # A list of values is no list of alternatives.
-        # So a list equals a single value only if every item of the list equals the value.
+        # A list equals a single value only if every item of the list equals the value.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
         return False
@@ -419,7 +427,7 @@ def _same_parts(
         ):
             return True
         # Different lists of inequalities can describe the same set, so algebra decides.
-        # Lists of equations were already compared item by item.
+        # Lists of equations need no check here, because they were already compared item by item.
         return None if _INEQUALITY.search(a) or _INEQUALITY.search(b) else False
     return _same_collection(gold, found, policy)
 

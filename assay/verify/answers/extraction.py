@@ -131,7 +131,7 @@ def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
 
 
 def _inner(content: str) -> str:
-    """Return the answer in the content of a box or tag.
+    """Return the answer inside a box or answer tag.
 
     Long content can contain an answer phrase, whose answer is then returned.
     """
@@ -199,8 +199,8 @@ def find_phrase(
         if said is None or (weak and is_on_the_way):
             continue
         if weak and _is_continued(said, text[said.end : said.end + MAX_REST]):
-            # The text computes further with the phrase's value,
-            # so this value and earlier values are intermediate.
+            # If the text computes further with the phrase's value, this value and earlier values
+            # are intermediate.
             is_on_the_way = True
             continue
         values = said.parts
@@ -244,7 +244,7 @@ def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Mat
 def _content_of(
     text: str, match: re.Match[str], beside_box: bool, truncated: bool
 ) -> Commitment | None:
-    """Return the answer in the words after an answer phrase, or None."""
+    """Return the answer that the words after an answer phrase state, or None."""
     if (beside_box and _is_weak(text, match)) or says("given", match[0]):
         return None
     content, end = _content_after(text, match.end())

@@ -58,8 +58,8 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
     Reads ``function`` and ``ground_truth`` from the spec. If no call is expected, a reply without
     calls passes, unless the reply is blank or contains something like a call. Arguments must have
     their declared types, but a whole number is accepted as a float. Strings are compared without
-    case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which the row
-    accepts no value.
+    regard to case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which
+    the row accepts no value.
     """
     functions, expected = read_spec(problem)
     text = completion.answer_text

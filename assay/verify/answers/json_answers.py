@@ -18,13 +18,13 @@ from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, mar
 from assay.verify.answers.tables import says
 from assay.verify.base import Part, Verifier, spec_check
 
-# Maximum number of values nested in the answer.
+# The detection reads only the first 10,000 characters of a text.
 MAX_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
 # Maximum number of characters of a schema.
 MOST_SCHEMA = 200_000
-# Seconds of CPU time for matching one string with one pattern of the schema.
+# Seconds of CPU time for matching one string against one pattern of the schema.
 PATTERN_SECONDS = 0.5
 
 _SCHEMA = "a JSON schema (an object, or true or false) without references to other documents"
@@ -119,7 +119,10 @@ def every_json(text: str) -> Iterator[Any]:
 
 
 def _uncommented(text: str) -> str:
-    """Remove HTML comments, because a renderer hides them. Comments in JSON values stay."""
+    """The caller of `read_units` decides whether an answer may lack the unit.
+
+    Comments in JSON values stay.
+    """
     if "<!--" not in text:
         return text
     with suppress(NoJson):

@@ -1,7 +1,7 @@
 """Normalize and split LaTeX answers as text.
 
-All functions are string operations and evaluate nothing. Other modules parse the numbers and
-formulas of an answer.
+All functions are string operations and evaluate nothing. Modules other than `latex_text` parse the
+numbers and formulas of an answer.
 """
 
 from __future__ import annotations

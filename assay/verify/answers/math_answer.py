@@ -56,7 +56,7 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     """Return the accepted answers of a problem. Raises VerifierError if the row has no answer."""
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
-        # A text is by far the most common type.
+        # A string is by far the most common type of an expected answer.
         # An early return for a text skips the checks of other types.
         return (answer,)
     return tuple(map(str, listed(ANSWER.read(problem))))
@@ -96,7 +96,7 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
     """Return whether an answer with other words equals the expected value.
 
-    An answer phrase must equal the value as a whole. A box may contain other words besides the
+    An answer phrase must equal the value as a whole. A box may contain words in addition to the
     expected value.
     """
     (part,), phrase = commitment.parts, commitment.phrase
@@ -111,7 +111,7 @@ def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> boo
     if _FORMAL.search(spoken) or not _WORD.search(_COMMAND.sub(" ", spoken)):
         return False
     if read_number(part) is not None:
-        # `equivalent` has already compared a number with a unit.
+        # Numbers with a unit need no check here, because `equivalent` has already compared them.
         return False
     value = value_of_only_sentence(spoken)
     if value is None or value == part or _is_factor(value, spoken):

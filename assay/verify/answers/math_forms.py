@@ -23,7 +23,8 @@ _FORMS = read_rules("forms")
 
 @lru_cache(maxsize=4096)
 def plain_form(text: str) -> str:
-    """Rewrite brackets and phrases of a canonical answer as LaTeX that later stages parse."""
+    """Rewrite brackets and phrases of a canonical answer as LaTeX that the later parsing stages
+    read."""
     # Some patterns of the table take quadratic time.
     if len(text) > 2000:
         return text
@@ -42,14 +43,18 @@ _NOON = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 
 
 def same_time(gold: str, found: str) -> bool | None:
-    """Compare times of day, with or without am and pm. Return None if an answer is no time."""
+    """Compare times of day, with or without am and pm.
+
+    Return None if either answer is no time of day.
+    """
     expected, answered = _time(gold), _time(found)
     if expected is None or answered is None:
         return None
     (a, marked), (b, other) = expected, answered
     if marked == other:
         return a == b
-    # A time without am or pm matches both halves of the day. 43,200 seconds are twelve hours.
+    # A time without am or pm equals that time in both halves of the day.
+    # 43,200 seconds are twelve hours.
     return a % 43200 == b % 43200 and (a == b or a >= 43200 or b >= 43200)
 
 
@@ -87,7 +92,9 @@ def _based(text: str) -> tuple[str, str] | None:
 
 
 def same_based(gold: str, found: str) -> bool | None:
-    """Compare numbers that are written in a base. Return None if neither number has a base.
+    """Compare numbers that are written in a base.
+
+    Return None if neither of the two numbers has a base.
 
     A number without a base may be written in the expected base or in base ten.
     """
@@ -105,9 +112,11 @@ def same_based(gold: str, found: str) -> bool | None:
 
 
 def _value_of(text: str, digits: str, base: str) -> Fraction | None:
-    """Return the value of ``digits`` in a base. If ``base`` is "", return the value of ``text``.
+    """Return the value of a digit string ``digits`` in a base.
 
-    The result is None if the digits are invalid in the base, or if the text is no plain number.
+    If ``base`` is "", return the value of ``text``.
+
+    Returns None if the digits are invalid in the base, or if the text is no plain number.
     """
     if not base:
         number = read_number(text)
@@ -262,7 +271,8 @@ _PARAMETER = re.compile(
 
 
 def split_parameter(text: str) -> tuple[str, str, str]:
-    r"""Return ("2k\pi", "k", "Z") for ``2k\pi, k \in \mathbb{Z}``, else (text, "", "")."""
+    r"""Split ``2k\pi, k \in \mathbb{Z}`` into ("2k\pi", "k", "Z"); for any other text, return
+    (text, "", "")."""
     text = _SET_BUILT.sub(r"\1, \2", text) if _SET_BUILT.fullmatch(text) else text
     match = _PARAMETER.search(text)
     if match is None:
@@ -318,7 +328,7 @@ _LEADING = ("a", "an", "the", "on", "in", "at", "it", "is", "its")
 
 
 def words_of(text: str, case: bool = False) -> str:
-    """Return the joined words of a text, without a leading article or preposition."""
+    """Return the words of a text as one string, without a leading article or preposition."""
     text = re.sub(r"\\(?![a-zA-Z])|[{}]", "", text)
     words = re.findall(r"[^\W_]+", text if case else text.casefold())
     while len(words) > 1 and words[0].lower() in _LEADING:

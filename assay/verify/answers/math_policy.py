@@ -90,12 +90,15 @@ OPTIONS = (
         "unsolved inequality)",
     ),
 )
-# A row that names an option must give it a value, so null is refused.
+# A row that names an option must set a value, so null is refused.
 _OPTIONS = {option.name: replace(option, needed=True) for option in OPTIONS}
 
 
 def read_policy(spec: Mapping[str, Any]) -> Policy:
-    """Return the options in a problem's spec. Raises VerifierError for an invalid value."""
+    """Return the comparison options in a problem's spec.
+
+    Raises VerifierError for an option with an invalid value.
+    """
     given = tuple((name, _OPTIONS[name].of(spec, "spec")) for name in spec if name in _OPTIONS)
     return _policy(given) if given else DEFAULT
 

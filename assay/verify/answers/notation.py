@@ -1,7 +1,7 @@
 r"""Handle notations that the LaTeX grammar misreads: derivatives, gammas, transposes, connectives.
 
 latex2sympy drops primes, evaluates \frac{dy}{dx} to 0, and reads \Gamma and \gamma as one constant.
-This module replaces each of these notations by a unique variable name.
+The module replaces notations that latex2sympy reads wrongly by unique variable names.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _leibniz(match: re.Match[str]) -> str:
     # For such a function, y' and dy/dx therefore become different names.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
-    # The leading space ends a command before the fraction, such as \pi in \pi\frac{dr}{dt}.
+    # The leading space ends a LaTeX command before the fraction, such as \pi in \pi\frac{dr}{dt}.
     return f" {name}_{{{_below(match['below'])}{sign}{''.join(map(''.join, by))}}}{of}"
 
 
@@ -102,7 +102,7 @@ _MODULUS = re.compile(r"\\mod(?![a-zA-Z])\s*")
 def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
     r"""Compare statements with logical connectives, such as ``A \lor B``.
 
-    The connectives and the operands must be equal. Return None if neither statement has a
+    The connectives and the operands must be equal. Return None if neither statement has a logical
     connective.
     """
     (signs_a, a), (signs_b, b) = _connected(gold), _connected(found)
@@ -130,7 +130,10 @@ def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
 
 
 def _connected(text: str) -> tuple[list[str], list[str]]:
-    """Return (connectives, operands) of a text. Connectives inside brackets do not count."""
+    """Return (connectives, operands) of a text.
+
+    Connectives inside brackets do not split a statement.
+    """
     signs: list[str] = []
     pieces: list[str] = []
     start = 0
@@ -145,7 +148,10 @@ def _connected(text: str) -> tuple[list[str], list[str]]:
 
 
 def _same_modulus(gold: str, found: str, equal: Equal) -> bool | None:
-    r"""Compare two residues such as ``3 \mod 5``. Return None if an answer has no modulus."""
+    r"""Compare two residues such as ``3 \mod 5`` for equality.
+
+    Return None if either answer has no modulus.
+    """
     a, b = (_MODULUS.split(text) for text in (gold, found))
     if len(a) != 2 or len(b) != 2:
         return None

@@ -131,7 +131,7 @@ def value_of(sentence: str) -> str | None:
 def only_value_of(content: str) -> str | None:
     """Return `value_of` the words after an answer phrase, or None if they name another number.
 
-    In "5, though 6", another number follows a number at the start.
+    In "5, though 6", a second number follows the number at the start.
     """
     value = value_of(content)
     if not re.match(r"[-$\\(*]{0,3}\d", content) or "=" in content or is_answer_alone(content):
@@ -292,9 +292,9 @@ def _are_listed(before: str, last: str) -> bool:
 
 
 def bold_value_at_end(text: str) -> str | None:
-    """Return the bold value that ends the last sentence, or None.
+    """Return the bold value at the end of the last sentence, or None.
 
-    The sentence must contain no other bold text, and words must precede the value.
+    The sentence must have no second bold text, and words must precede the bold value.
     """
     sentences = _sentences(text)
     sentence = sentences[-1] if sentences else ""

@@ -42,7 +42,8 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
     if found is None:
         return Part(0.0, detail="no answer")
     spellings = with_and_without_wrapping(found)
-    # The accepted text itself may contain an answer mark, which the completion then repeats.
+    # The accepted text itself may contain an answer mark, and a correct completion then repeats the
+    # mark.
     if where == "auto":
         spellings.add(clipped(completion.answer_text))
     wanted = {normalized(str(gold), problem) for gold in golds}

@@ -85,7 +85,7 @@ def is_number(text: str) -> bool:
 
 
 def bag_f1(predicted: Bag, expected: Bag) -> float:
-    """Return the F1 of two sets of words.
+    """Return the F1 score between two sets of words.
 
     The F1 is 0 if the expected set has numbers and the predicted set has none of these numbers.
     """
@@ -102,8 +102,8 @@ def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
     size: number of rows or columns of the table, whichever is larger.
 
     This is the Hungarian method (Kuhn 1955) on a square table padded with zeros. For each row, the
-    method finds the cheapest path to a free column. The method keeps a price per row and column,
-    such that every cost minus its prices is at least 0.
+    method finds the cheapest path to a free column. The Hungarian method keeps a price per row and
+    column, such that every cost minus its prices is at least 0.
     """
     cost = [[0.0] * size for _ in range(size)]
     for row, values in enumerate(table):

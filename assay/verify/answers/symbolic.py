@@ -75,7 +75,7 @@ def _same_expression(gold: str, text: str, tolerance: float | None) -> bool:
     # A worker that runs out of memory has not judged the answer.
     except MemoryError:
         raise
-    except Exception:  # sympy raises errors of many classes for objects that it cannot compare
+    except Exception:  # sympy raises exceptions of many classes for objects that it cannot compare.
         return False
 
 
@@ -100,7 +100,8 @@ def _is_near(gold: Any, found: Any, tolerance: float) -> bool:
 
 def _is_decided(expression: Any) -> bool:
     """Return whether an expression is a relation without an unknown, such as 1 = 6."""
-    # sympy evaluates such a relation to True or False, so 1 = 6 would equal any false relation.
+    # sympy evaluates a relation of numbers to True or False, so 1 = 6 would equal any false
+    # relation.
     from sympy.logic.boolalg import Boolean
 
     return isinstance(expression, Boolean) and not expression.free_symbols
@@ -136,7 +137,8 @@ def parse_latex(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig
     from latex2sympy2_extended.latex2sympy2 import normalize_latex
 
-    # Units were removed before. math-verify would remove the variable c in 3c as a unit.
+    # Units were removed before. math-verify would remove the variable c in 3c, because it treats c
+    # as a unit.
     normalization = NormalizationConfig(
         basic_latex=True,
         units=False,
@@ -244,7 +246,8 @@ def _plain_symbols(expression: Any) -> Any:
 def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
     """Return whether two unions of intervals and inequalities are the same set of numbers.
 
-    gold, found: lists of alternatives. Each alternative is a list of conditions that hold jointly.
+    gold, found: lists of alternatives. Each alternative of a condition is a list of conditions that
+        hold jointly.
     """
     texts = [text for side in (gold, found) for piece in side for text in piece]
     if len(texts) > MAX_CONDITIONS or any(too_big(text) for text in texts):
@@ -272,7 +275,8 @@ def _as_set(text: str) -> Any:
             # A value is no condition, such as 17 in "x > 3 or 17".
             return None
         return _grader().unwrap_fcs(expression).as_set()
-    except Exception:  # sympy raises errors of many classes for relations that it cannot convert
+    # sympy raises exceptions of many classes for relations that it cannot convert.
+    except Exception:
         return None
 
 
@@ -348,7 +352,7 @@ def _same_formula(a: Any, b: Any) -> bool:
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
     """Return eight points of mixed signs, each a mapping from symbols to numbers."""
     # A fixed seed makes verdicts reproducible.
-    # The numbers are floats, because sympy would evaluate large powers of fractions exactly.
+    # The numbers are floats, because sympy would evaluate large powers of exact fractions exactly.
     from sympy import Float
 
     draw = random.Random(20240607)
@@ -364,7 +368,7 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
 
 
 def _compare_at(a: Any, b: Any, point: dict[Any, Any]) -> bool | None:
-    """Compare the values of two formulas at a point. Return None if a value is not finite."""
+    """Compare the values of two formulas at a point. Return None if a number is not finite."""
     from sympy import Float
 
     floats_a, floats_b = bool(a.atoms(Float)), bool(b.atoms(Float))
@@ -408,7 +412,8 @@ def _complex(expression: Any) -> Any:
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and value.is_finite):
             return None
-    except Exception:  # sympy raises errors of many classes for expressions that it cannot evaluate
+    # sympy raises exceptions of many classes for expressions that it cannot evaluate.
+    except Exception:
         return None
     return value
 

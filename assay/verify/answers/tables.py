@@ -31,7 +31,7 @@ def _entries() -> dict[str, str]:
 @cache
 def pattern(*names: str) -> re.Pattern[str]:
     """Return a compiled pattern that matches any of the named entries of phrases.toml."""
-    # A fragment can contain other fragments, so the substitution repeats.
+    # The substitution repeats, because a fragment of a pattern can contain other fragments.
     text = "|".join(_entries()[name] for name in names)
     while _FRAGMENT.search(text):
         text = _FRAGMENT.sub(lambda match: _entries()[match[1]], text)

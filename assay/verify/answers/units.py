@@ -46,7 +46,7 @@ class Unit:
 
 
 NO_UNIT = Unit()
-# A formula's percent sign is a unit. A `PlainNumber` has its own field for the percent sign.
+# A formula's percent sign is a unit. A `PlainNumber` has a separate field for the percent sign.
 PERCENT = Unit((("percent", 1),), Fraction(1))
 
 
@@ -78,8 +78,8 @@ _IRREGULAR = _TABLE["irregular"]
 def read_unit(text: str, attached: bool = False) -> Unit | None:
     """Parse the text after a number as a unit or nouns. Return None for other text.
 
-    attached: whether the text follows the number without a space. A single letter directly after a
-        number is a variable, as in ``5m``.
+    attached: whether the text follows the number directly, without a space. A single letter
+        directly after a number is a variable, as in ``5m``.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -95,7 +95,7 @@ def read_unit(text: str, attached: bool = False) -> Unit | None:
 
 def _read_words(text: str, attached: bool) -> Unit | None:
     """Parse units and nouns such as ``kg m / s^2``, ``miles per hour`` and ``red apples``."""
-    # Pairs of a unit and its power.
+    # A compound unit as pairs of a unit and its power.
     taken: list[tuple[Known, int]] = []
     nouns: set[str] = set()
     sign, ahead, raisable = 1, 1, False
@@ -166,10 +166,10 @@ def _singular(noun: str) -> str:
 
 
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    """Convert a value to another unit. Return None if the dimensions or nouns differ.
+    """Convert a value with a unit to another unit. Return None if the dimensions or nouns differ.
 
-    If either unit is missing, return the value unchanged. The function's caller decides whether an
-    answer may lack the unit.
+    If either unit is missing, return the value unchanged. The caller of the conversion decides
+    whether an answer may lack the unit.
     """
     if not source or not target:
         return value

@@ -49,8 +49,9 @@ class Span:
 class Detections:
     """The behaviors found in a completion.
 
-    measured: False if the text is not English. Only the rule for repetition reads a text that is
-        not English, because the errors of all other rules are measured for English only.
+    measured: whether the text was measured; False if the text is not English. Only the rule for
+        repetition reads a text that is not English, because the errors of all other rules are
+        measured for English only.
     """
 
     spans: tuple[Span, ...]
@@ -76,7 +77,7 @@ class _Rule:
 def find_behaviors(completion: Completion) -> Detections:
     """Find the behaviors in a completion's reasoning, or in the whole completion without reasoning.
 
-    Tool results and other injected text are not read.
+    The detectors do not read tool results and other injected text.
     """
     text = reasoning_of(completion)
     spans: list[Span] = []
@@ -159,7 +160,7 @@ _COMMON: Mapping[str, frozenset[str]] = {
     code: frozenset(words.split())
     for code, words in tomllib.loads(_STYLE.read_text(encoding="utf-8"))["words"].items()
 }
-# Common words of other languages that also occur in English texts.
+# Common words of other languages that occur in English texts too.
 _LIKE_ENGLISH = """
 die on son am man no me so was also hat war or car do as met sin plus est nun er um ma ha per non
 van an in is si ex via pro al den pour
@@ -202,8 +203,9 @@ def _mixes_languages(text: str) -> bool:
 
     One word in another script than Latin is sufficient evidence, except Greek words of up to three
     letters. A language in Latin letters needs evidence of 2 within eight words, from at least two
-    different common words. A common word is evidence of 1. A word that occurs in names or has an
-    accent is evidence of 1/2. Quoted words, code and formulas do not count.
+    different common words. Evidence of a language: a common word counts 1. A word that occurs in
+    names or has an accent is evidence of 1/2. Quoted words, code and formulas do not count as
+    evidence of a language.
     """
     words = _WORD.findall(_ASIDE.sub(" ", text))
     for word in words:
@@ -274,7 +276,7 @@ _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def _answers_first(text: str) -> bool:
-    """Return whether a text states its answer in the first sentence and reasons afterwards."""
+    """Return whether a text gives its answer in the first sentence and the reasoning afterwards."""
     parts = list(_lines(text))
     if len(parts) < 2:
         first = parts[0][1] if parts else ""
@@ -282,7 +284,7 @@ def _answers_first(text: str) -> bool:
     first, rest = parts[0][1], text[parts[1][0] :]
     if len(re.findall(r"\w+", rest)) < 4:
         return False
-    # A first sentence "1." is the number of a list item and no answer.
+    # A first sentence such as "1." is a list item's number, not an answer.
     if _SAID.search(first) or (_BARE.match(first) and not re.match(r"\W*\d[.)]\s*$", first)):
         return True
     numbers = _NUMBER.findall(first)

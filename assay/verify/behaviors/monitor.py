@@ -98,7 +98,7 @@ _LONG_ANSWER = 200
 
 
 def _disagreement(completion: Completion) -> str:
-    """Return "conclusion / answer" if the trace's conclusion differs from the answer, else "".
+    """Return "conclusion / answer" if the conclusion in the trace differs from the answer, else "".
 
     Numbers, the options A to E, and yes or no are compared if both texts contain them. Two texts
     with several numbers agree if they share a number.
@@ -135,7 +135,7 @@ def _pair(last: str, answer: str) -> str:
 
 
 def _shortened(answer: str) -> str:
-    """Return the box or the last line of a long answer. A short answer is returned whole."""
+    """Return the boxed text or the last line of a long answer. A short answer is returned whole."""
     if boxed := re.findall(r"\\boxed\{([^{}]{1,60})\}", answer):
         return str(boxed[-1])
     return answer if len(answer) <= _LONG_ANSWER else answer.strip().rpartition("\n")[2]
@@ -152,7 +152,7 @@ def _only_letter(answer: str) -> str:
 
 
 def _values(text: str) -> set[Fraction]:
-    """Return the numbers in a text. 25% counts as both 25 and 1/4."""
+    """Return the numbers in a text. The text 25% counts as both numbers 25 and 1/4."""
     found: set[Fraction] = set()
     for match in _NUMBER.finditer(text):
         if match["over"]:

@@ -1,4 +1,4 @@
-"""Verifier ``behaviors``: the behaviors that a completion's reasoning shows."""
+"""Verifier ``behaviors``: whether a completion's reasoning shows configured behaviors."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ BEHAVIORS_VERIFIER = Verifier(
     fallible=True,
     text_only=True,
     cached=True,
-    # The detectors use the verifier `repetition`, its tables of languages and the script names.
+    # The behavior detectors use the verifier `repetition`, and the language verifier's tables of
+    # languages and script names.
     modules=("assay.verify.style", "assay.verify.instructions.languages"),
 )

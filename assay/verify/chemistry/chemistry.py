@@ -84,7 +84,8 @@ def _has_species(found: Equation, gold: Equation) -> bool:
 
 
 def _is_multiple(found: Equation, gold: Equation) -> bool:
-    """Whether the coefficients of the same species are those of a gold times one number."""
+    """Whether the coefficients of the found equation are the expected coefficients times one
+    factor."""
     sides = zip(found, gold, strict=True)
     return len({one[each] / two[each] for one, two in sides for each in two}) == 1
 

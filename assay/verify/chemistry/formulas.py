@@ -24,7 +24,8 @@ ELEMENTS = frozenset(_SYMBOLS.split())
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₍₎", "0123456789()")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _ARROW = re.compile(
-    # A condition above an arrow begins with a small letter, LaTeX or a triangle; formulas do not.
+    # A text above a reaction arrow is a condition if it begins with a small letter, LaTeX or a
+    # triangle; formulas do not.
     r"\\x(?:right|left|leftright)(?:arrow|harpoons)(?:\[[^\[\]]*\])?\{(?:[^{}]|\{[^{}]*\})*\}|"
     r"(?:-+>|→)(?:\[(?-i:[a-zΔ△\\])[^\[\]]*\]){1,2}|"
     r"\\(?:long)?(?:right|left|leftright)arrow|\\(?:to|rightleftharpoons|leftrightharpoons)"
@@ -46,7 +47,7 @@ class BadFormula(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Species:
-    """Composition and charge of one formula. atoms: (element, count) pairs, sorted."""
+    """Composition and charge of one chemical formula. atoms: (element, count) pairs, sorted."""
 
     atoms: tuple[tuple[str, int], ...]
     charge: int = 0
@@ -72,7 +73,7 @@ def plain(text: str) -> str:
 
 
 def parse_equation(text: str) -> tuple[Side, Side]:
-    """Return the two sides of an equation. Raises BadFormula."""
+    """Return the left and right side of a chemical equation. Raises BadFormula."""
     sides = plain(text).split("->")
     if len(sides) != 2:
         raise BadFormula(f"{len(sides) - 1} arrows in place of one")

@@ -7,8 +7,8 @@ the paper's public scorer, as ``bench/instruction_agreement.py`` measures. These
 - The language detector has a fixed seed.
 - If the letter to count is a sign such as ``#``, the sign is counted. The public scorer counts a
   random letter.
-- Missing arguments and 0 are used literally. The public scorer replaces some missing arguments by
-  random values.
+- Missing arguments and 0 are used literally. The public scorer replaces some missing instruction
+  arguments by random values.
 - Keywords are plain text. The public scorer reads keywords as regular expressions and fails on
   ``C++``.
 - An invisible character is not a word.
@@ -99,7 +99,7 @@ def _by_name(instructions: Sequence[Instruction], followed: Sequence[bool]) -> d
 
 
 def read_instructions(problem: Problem) -> tuple[Instruction, ...]:
-    """Return the instructions of a problem.
+    """Return the instructions that a problem's spec lists.
 
     Raises VerifierError, with the position in the list, for an invalid instruction.
     """

@@ -27,8 +27,8 @@ def detect_language(text: str) -> str | None:
     """Return the most probable language code in `LANGUAGES` for a text, by its letter sequences.
 
     Return None for a text without usable letters, such as a web address alone. The result for a
-    text of a few words is often wrong, but always the same. Only the first 10,000 characters are
-    read.
+    text of a few words is often wrong, but always the same. A verifier service can be used from any
+    thread and from asyncio.
 
     Raises VerifierError if the extra ``language`` is not installed.
     """

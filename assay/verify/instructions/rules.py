@@ -84,7 +84,8 @@ def nth_paragraph_first_word(
     paragraphs = text.split("\n\n")
     if sum(bool(paragraph.strip()) for paragraph in paragraphs) != num_paragraphs:
         return False
-    # As in the public scorer, empty paragraphs count for n, but not for the number of paragraphs.
+    # As in the public scorer, empty paragraphs count when the n-th paragraph is selected, but not
+    # in the number of paragraphs.
     paragraph = paragraphs[nth_paragraph - 1].strip() if nth_paragraph <= num_paragraphs else ""
     if not paragraph:
         return False
@@ -270,5 +271,6 @@ def _titles(text: str) -> Iterator[str]:
 
 
 def _is_english(text: str) -> bool:
-    # The detector is unreliable for text in capitals, so the text in lower case is tried too.
+    # The language detector is unreliable for text in capitals, so the text is also tried in lower
+    # case.
     return "en" in (detect_language(text), detect_language(text.lower()))

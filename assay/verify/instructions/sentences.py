@@ -61,7 +61,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str) -> list[tuple[int, int]]:
-    """Return (end of a sentence, start of the next one) for each sentence except the last."""
+    """Return the content words of a text in lower case, without a plural s."""
     candidates = list(_CANDIDATE.finditer(text))
     found: list[tuple[int, int]] = []
     for index, match in enumerate(candidates):
@@ -101,7 +101,7 @@ def _ends_word(before: str, chunk: str, following: str, gap: str) -> bool:
     part = _LAST_PART.search(chunk)
     word = part[0].lower().lstrip(_NO_WORD_STARTS_WITH) if part else ""
     lookup = following.lower().rstrip(".")
-    # After an ellipsis, a new sentence begins only at a capitalized word
+    # After an ellipsis, a new sentence begins only at a capitalized word.
     # that often starts sentences.
     if chunk.endswith("."):
         return following[0].isupper() and lookup in STARTERS

@@ -18,8 +18,8 @@ def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     """Judge one completion by the problem's rubric and the majority of the judges' votes.
 
     The spec's keys are ``rubric``, ``answer`` or ``reference``, ``criteria``, ``scale``,
-    ``pass_at``, ``reads`` and the options. A completion is not judged unless more than half of all
-    votes agree.
+    ``pass_at``, ``reads`` and the options. A completion is *not judged* unless more than half of
+    all votes agree.
 
     Raises VerifierError for an invalid spec or option.
     """
@@ -42,8 +42,7 @@ def _of_verdicts(votes: Sequence[Vote]) -> Part:
     right = [vote for vote in given if vote.finding == "correct"]
     wrong = [vote for vote in given if vote.finding != "correct"]
     winners = max(right, wrong, key=len)
-    # A majority of all votes, missing votes included, is needed,
-    # because missing votes could reverse it.
+    # The majority counts missing votes too, because missing votes could reverse it.
     if 2 * len(winners) <= len(votes):
         tie = f"{len(right)} of {len(given)} votes say correct: no majority"
         return _inconclusive(votes, f"{tie}; an odd number of judges cannot tie")
@@ -87,7 +86,9 @@ def _decided(
     agreement: float,
     **more: float,
 ) -> Part:
-    """Return a part with the reasoning of ``quoted_vote``. The detail names missing votes first.
+    """Return a verdict's part with the reasoning of the vote ``quoted_vote``.
+
+    The detail names missing votes first.
 
     The components are the share of votes on the winning side, the number of votes, and the tokens
     of the replies. Tokens of stored replies count too, so that a repeated judgment gives the same

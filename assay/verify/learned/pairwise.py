@@ -1,9 +1,9 @@
 """Compare two completions with judges in both orders, and estimate win rates.
 
-A judge with a position bias contradicts itself when the order is swapped. A pair with contradictory
-outcomes is a tie. Win rates count a tie as half a win. The standard errors of win rates are
-clustered by problem. The length-controlled win rate estimates the win rate for texts of equal
-length.
+Both orders are judged, because a judge with a position bias contradicts itself when the order is
+swapped. A pair with contradictory outcomes is a tie. Win rates count a tie as half a win. The
+standard errors of win rates are clustered by problem. The length-controlled win rate estimates the
+win rate for texts of equal length.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EPS = 1e-10
 class Comparison:
     """The judges' comparison of two completions of one problem.
 
-    outcome: None if the pair was not judged, for ``reason``.
+    outcome: result of the pair; None if the pair was not judged, for ``reason``.
     consistent: both orders gave the same outcome. Without consistency, the outcome is a tie.
     lengths: characters of the compared texts.
     places: points of the first completion when it is shown first, and when it is shown second.
@@ -72,8 +72,8 @@ def compare(
     options: keys of ``[verification.options.judge]``. A problem cannot override them.
     reads: ``answer``, the text outside the think block, or ``trace``, the whole completion.
 
-    The judges see ``criteria`` and ``reference`` of the problem's spec. Safe to call from any
-    thread. Raises VerifierError for an invalid spec or option.
+    The prompt of the judges includes ``criteria`` and ``reference`` of the problem's spec. Safe to
+    call from any thread. Raises VerifierError for an invalid spec or option.
     """
     panel = panel_for(options or {})
     texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
@@ -115,11 +115,11 @@ class WinRate:
 
     standard_error: standard error of `rate`. None for fewer than two problems.
     length_effect: increase of the first side's log-odds per standard deviation of the length
-        difference. None if length is not controlled.
+        difference. The value is None if length is not controlled.
     inconsistent: number of pairs with contradictory outcomes in the two orders.
     by_place: win rate when the first side is shown first, and when it is shown second. The
-        difference of the two rates is the judges' position bias. None if no pair was compared in
-        both orders.
+        difference of the two rates is the judges' position bias. Return None if no pair was
+        compared in both orders.
     """
 
     rate: float
@@ -151,11 +151,11 @@ def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
 def length_controlled_win_rate(comparisons: Sequence[Comparison]) -> WinRate:
     """Return the win rate at equal lengths, by a logistic regression on the length difference.
 
-    The fitted log-odds of the first side are theta + phi * tanh(difference / standard deviation of
-    the differences). The rate uses theta alone. The standard error of the rate follows from
-    the delta method with a covariance that is robust and clustered by problem. The model is the
-    generalized linear model of Dubois et al., arXiv:2404.04475, without the term for instruction
-    difficulty, which needs many models.
+    The fitted log-odds that the first side wins are theta + phi * tanh(difference / standard
+    deviation of the differences). The rate uses theta alone. The standard error of the win rate
+    follows from the delta method, with a covariance that is robust and clustered by problem. The
+    model is the generalized linear model of Dubois et al., arXiv:2404.04475, without the term for
+    instruction difficulty, which needs many models.
 
     Raises ValueError if no comparison was judged.
     """
@@ -179,7 +179,7 @@ def fit_logistic(features: Array, points: Array) -> Array:
     """Fit a logistic model by Newton's method and return its coefficients.
 
     features: [rows, coefficients].
-    points: [rows], each in [0, 1]. The value 0.5 counts as half a win.
+    points: [rows], values in [0, 1]. The value 0.5 counts as half a win.
 
     Maximizes sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A
     step is halved until the step does not decrease the objective.
@@ -194,7 +194,7 @@ def fit_logistic(features: Array, points: Array) -> Array:
     for _ in range(MAX_ITERATIONS):
         rates = _sigmoid(features @ coefficients)
         slope = features.T @ (points - rates) - RIDGE * coefficients
-        # A full Newton step can overshoot if lengths nearly separate wins from losses.
+        # A full Newton step can overshoot if the lengths nearly separate wins from losses.
         step = np.linalg.solve(_information(features, rates), slope)
         while (
             likelihood(coefficients + step) < likelihood(coefficients) and np.abs(step).max() > EPS

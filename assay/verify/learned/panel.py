@@ -25,7 +25,7 @@ from assay.verify.learned.store import JudgeStore, reply_key
 class Vote:
     """One vote of a judge.
 
-    finding: verdict, choice or score. The finding is None if the vote is missing, and ``reason``
+    finding: verdict, choice or score. The finding is None if the vote is missing; ``reason`` then
         says why.
     detail: the judge's reasoning, or the error message of a missing vote.
     """
@@ -80,7 +80,7 @@ class Panel:
         number: int,
         deadline: float,
     ) -> Vote:
-        # The number changes the code, so that two votes of a model are different requests.
+        # The code contains the vote's number, so that two votes of a model are different requests.
         code = code_for(quotes, rubric.label, number)
         messages = render(rubric, quotes, code)
         schema = rubric.schema(code)

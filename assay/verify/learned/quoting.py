@@ -2,10 +2,10 @@ r"""Quote texts for a judge so that no text can end its block, start a line, or 
 
 A quoted text is one JSON string on one line, between two lines with a code. The code is a hash over
 all quoted texts, and it is regenerated until no text contains it. A text therefore cannot contain
-the code of its own block. A JSON string has no line break, so a text cannot start a line. ``\u``
-escapes replace sequences that chat templates read as tokens (``<|im_end|>``, ``[INST]``). ``\u``
-escapes also replace invisible characters (zero width, direction marks). `json.loads` of the line
-returns the original text.
+the code of its own block. A JSON string has no line break, so a quoted text cannot start a new line
+of the prompt. ``\u`` escapes replace sequences that chat templates read as tokens (``<|im_end|>``,
+``[INST]``). ``\u`` escapes also replace invisible characters (zero width, direction marks).
+`json.loads` of the line returns the original text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CODE_DIGITS = 16
 KEY_DIGITS = 8
 
 # Control tokens of chat models: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, [INST], >>QUESTION<<.
-# A token whose first character is escaped is no control token any more.
+# A control token whose first character is escaped is no control token for the tokenizer.
 _CONTROL = re.compile(
     r"<(?=[|｜]|<?/?[A-Za-z_][\w:.-]{0,60}[>|])"
     r"|\[(?=/?\w{0,60}[A-Z]{2}\w{0,60}\])"
@@ -39,7 +39,7 @@ class Quote:
     """A text to be quoted.
 
     name: role of the text, such as ``problem``.
-    note: remark for the judge, in the line above the text.
+    note: remark for the judge, which precedes the quoted text on a line of its own.
     """
 
     name: str
@@ -59,7 +59,10 @@ def quoted(text: str) -> str:
 
 
 def code_for(quotes: Sequence[Quote], *salt: object) -> str:
-    """Return a code for the blocks of these texts. No text contains the code's first digits."""
+    """Return a code for the blocks of these texts.
+
+    The code is chosen so that no text contains the code's first digits.
+    """
     texts = [quote.text.casefold() for quote in quotes]
     number = 0
     while True:
@@ -84,10 +87,11 @@ def blocks(quotes: Sequence[Quote], code: str) -> str:
 
 
 def cut_middle(name: str, text: str, max_chars: int, note: str = "") -> Quote:
-    """Quote at most ``max_chars`` characters of a text: its beginning and its end.
+    """Quote the beginning and the end of a text, at most ``max_chars`` characters together.
 
-    The middle of a longer text is removed, because the final answer is usually at the end and the
-    approach at the beginning. The note gives the length and the position of the removed text.
+    If a quoted text is too long, its middle is removed, because the final answer is usually at the
+    end and the approach at the beginning. The note gives the length and the position of the removed
+    text.
     """
     if len(text) <= max_chars:
         return Quote(name, text, note)

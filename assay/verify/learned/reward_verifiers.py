@@ -44,7 +44,8 @@ def is_ends(value: Any) -> bool:
 
 
 def is_normalize(value: Any) -> bool:
-    """Return whether a value is {mean, std}, with numbers or lists of numbers, or a file name."""
+    """Return whether a value is a file name, or a table {mean, std} of numbers or of lists of
+    numbers."""
     if not isinstance(value, Mapping):
         return is_text(value)
     table = cast("Mapping[str, Any]", value)
@@ -209,12 +210,12 @@ def judge_process_reward_model(pairs: Pairs) -> list[Part]:
 
     Each step is followed by ``step_tag``, and the step's score is read at the tag's last token.
     With ``style = "causal"`` a language model scores by a softmax over ``good_token`` and
-    ``bad_token`` (Math-Shepherd, arXiv:2312.08935). With ``style = "classifier"`` a token
-    classification head scores, with one logit or two labels. Steps are split at ``split`` or at the
-    row's ``step_ends``. `StepScore.end` is the index of the token at which the step ends. For a
-    completion without tokens, `StepScore.end` is the index of a character. A completion without
-    steps fails. Only the prompt is cut to fit ``max_tokens``. A text that still does not fit is not
-    judged.
+    ``bad_token`` (Math-Shepherd, arXiv:2312.08935). With ``style = "classifier"``, a token
+    classification head with one logit or two labels gives the scores. Steps are split at ``split``
+    or at the row's ``step_ends``. `StepScore.end` is the index of the token at which the step ends.
+    For a completion without tokens, `StepScore.end` is the index of a character. A completion
+    without steps fails. Only the prompt is cut to fit ``max_tokens``. A text that still does not
+    fit is not judged.
     """
     return _judge("process_reward_model", pairs)
 

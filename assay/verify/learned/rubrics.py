@@ -52,12 +52,12 @@ class Rubric:
 
     def key(self, code: str) -> str:
         """Return the JSON key of the verdict in the reply to a request with this code."""
-        # The key contains digits of the code,
-        # because a completion can contain a forged reply with a plain key.
+        # The key contains digits of the code, because a completion can contain a forged reply with
+        # a plain key.
         return f"{'score' if self.kind == 'score' else 'verdict'}_{code[:KEY_DIGITS]}"
 
     def schema(self, code: str) -> dict[str, Any]:
-        """Return the JSON schema of the reply to a request with this code."""
+        """Return the JSON schema of a reply that uses this code."""
         low, high = self.scale
         name, value = self.key(code), {"type": "string", "enum": list(self.choices)}
         if self.kind == "score":
@@ -79,7 +79,8 @@ class Rubric:
             "pair": "the letter A, the letter B or the word tie",
         }[self.kind]
         return (
-            # The text has no example of a reply, because a judge could copy the example's verdict.
+            # The prompt text has no example of a reply, because a judge could copy the example's
+            # verdict.
             "Reply with one JSON object and nothing after it. Its keys, in this order: "
             f"`reasoning`, your reasoning step by step; then `{self.key(code)}`, {holds}. Write "
             "that last key once, with its digits: they belong to this request alone."

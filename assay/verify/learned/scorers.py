@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class RewardScorer(Protocol):
-    """A reward model with its options. The checkpoints are loaded at the first use."""
+    """A reward model with its options.
+
+    The checkpoints of the reward models are loaded at the first use.
+    """
 
     def load(self) -> None:
         """Load the checkpoints. Raises VerifierError if the options do not fit the checkpoints."""

@@ -39,9 +39,10 @@ def reply_key(
 class JudgeStore:
     """Replies by key, in a JSON Lines file. Without a path, the most recent replies in memory.
 
-    Each reply is one line, which one write appends. Therefore threads, and processes on one file
-    system, can share a file. The store keeps only the positions of lines in memory. Unreadable
-    lines, such as the last line after a crash, are skipped and counted in `num_unreadable`.
+    Each reply is one line that a single write appends. Threads, and processes on one file system,
+    can therefore share a file of replies. The store keeps only the positions of lines in memory.
+    Unreadable lines, such as the last line after a crash, are skipped and counted in
+    `num_unreadable`.
 
     read_only: new replies stay in memory and the file is unchanged.
 
@@ -65,7 +66,7 @@ class JudgeStore:
     def _open(self, path: Path) -> None:
         # O_APPEND: the kernel moves to the end and writes in one step, so processes do not overlap.
         access = os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND | os.O_CREAT
-        # Forked programs must not inherit the file.
+        # Child processes must not inherit the open file.
         flags = access | getattr(os, "O_CLOEXEC", 0)
         try:
             if not self.read_only:
@@ -153,7 +154,7 @@ class JudgeStore:
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Return (key, reply) of a line. None: the line has no valid reply."""
+    """Return (key, reply) of a line. Returns None if the line has no valid reply."""
     try:
         row: Any = json.loads(line)
         key, reply = row["key"], row["reply"]

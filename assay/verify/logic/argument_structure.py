@@ -129,7 +129,7 @@ def steps_of(text: str) -> list[tuple[int, str]]:
         if match := _NUMBERED.match(line):
             numbered.append((int(match[1]), match[2].strip()))
         elif numbered and not line[:1].isspace() and _CONCLUSION.search(line):
-            # A line below the list that states the conclusion is the last step.
+            # A line below a numbered list that states the conclusion is the last step.
             numbered.append((numbered[-1][0] + 1, line.strip()))
         elif numbered:
             number, before = numbered[-1]
@@ -141,7 +141,7 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the content words of a text in lower case, without a final s."""
+    """An answer phrase after the last answer tag or box overrules the tag or box."""
     words = (word.casefold() for word in _WORD.findall(text))
     informative = (word for word in words if word not in _EMPTY)
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in informative)

@@ -62,7 +62,7 @@ class Formula:
 
     @property
     def is_propositional(self) -> bool:
-        """Whether the formula contains no terms and no quantifiers."""
+        """Whether a formula has no terms and no quantifiers."""
         return all(
             each.kind not in ("forall", "exists", "equal") and not each.terms
             for each in self.walk()
@@ -148,7 +148,10 @@ def _plain(text: str) -> str:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Return the tokens of a text as (symbol, name) pairs. The symbol of a name is ``name``."""
+    """Return the tokens of a text as (symbol, name) pairs.
+
+    The field `symbol` of a name has the form ``name``.
+    """
     if len(text) > MAX_FORMULA:
         raise NotAFormula(f"more than {MAX_FORMULA} characters")
     found: list[tuple[str, str]] = []

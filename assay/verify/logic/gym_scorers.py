@@ -98,7 +98,7 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
         slope = api.diff(api.parse_expr(text, local_dict=names), x)
         wanted = api.parse_expr(metadata["integrand"], local_dict=names)
         functions = [api.lambdify((x, names["C"]), f, modules=["cmath"]) for f in (slope, wanted)]
-    except Exception:  # sympy's parser raises errors of many classes on model output
+    except Exception:  # sympy's parser raises exceptions of many classes on model output.
         return False
     for point in (0.731, 1.37, 2.19):
         try:
@@ -114,12 +114,13 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
 
 
 def _form(pattern: str) -> Callable[[str, Entry], bool]:
-    """Return a gate that accepts only texts that fully match a pattern."""
+    """Return a score function that accepts only texts which match a pattern completely."""
     compiled = re.compile(pattern, re.DOTALL | re.IGNORECASE)
     return lambda text, entry: compiled.fullmatch(text) is not None
 
 
-# Tasks whose scorer calls eval on the model's text. The scorer gets only plain Python literals.
+# Tasks whose scorer calls eval on the model's text.
+# The library's scorer receives only plain Python literals.
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
 # Tasks whose scorer calls sympy.parse_expr, which calls eval. The scorer gets only plain algebra.
 ALGEBRA = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
@@ -139,7 +140,7 @@ GATES: Mapping[str, Callable[[str, Entry], bool]] = {
     # The scorer expands "F999999999" before it applies the moves.
     "rubiks_cube": _SHORT_NUMBERS,
     "rush_hour": _SHORT_NUMBERS,
-    # The scorer reads the letters A, B and C even from prose.
+    # The library's scorer reads the letters A, B and C even from prose.
     "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),
     # The scorer skips invalid moves.
     "sokoban": _form(r"[UDLR\s,]*"),
@@ -175,7 +176,7 @@ def _same_words(text: str, entry: Entry) -> bool:
 
 
 def _one_number(text: str, entry: Entry) -> bool:
-    """Check that a text is a single number.
+    """Check that a text consists of a single number.
 
     The library's scorer reads a text's first number and ignores the rest.
     """
@@ -292,7 +293,7 @@ STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "gsm_symbolic": (_one_number, True),
     "number_sorting": (_same_numbers, True),
     "fraction_simplification": (_one_fraction, False),
-    # The scorer ignores letters after the answer.
+    # The library's scorer ignores letters after the answer.
     "spell_backward": (_same_text, False),
     # The scorer accepts an answer with ten correct letters.
     "figlet_font": (_same_text, False),

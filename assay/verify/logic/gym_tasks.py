@@ -25,7 +25,8 @@ from assay.verify.answers.commitment import (
 from assay.verify.base import Limits, Part, Verifier, spec_check
 from assay.verify.logic.gym_scorers import EVALUATES, GATES, STRICT
 
-# An answer may have this many characters, or four times as many as the expected answer.
+# Maximum characters of an answer; a longer answer may have four times as many characters as the
+# expected answer.
 MAX_ANSWER = 4000
 
 _METADATA = "the metadata of reasoning-gym's entry"
@@ -77,7 +78,7 @@ def judge_gym(problem: Problem, completion: Completion) -> Part:
 
 
 def read_gym(problem: Problem) -> tuple[str, str | None, Mapping[str, Any]]:
-    """Return (task, answer, metadata) of a problem.
+    """Return (task, answer, metadata) of a problem's row.
 
     Raises VerifierError for an unknown task, and for metadata that lacks a key which the task's
     scorer reads.
@@ -141,7 +142,7 @@ def _lines_with_all_names(text: str, names: Sequence[str]) -> str:
 def _bare(text: str, task: str, gold: str | None) -> str:
     plain, expected = unwrapped(text), (gold or "").strip()
     if gold is not None and plain != expected and bare(text).casefold() == expected.casefold():
-        # The answer Bob may be written "**Bob**." or in quotes.
+        # The answer Bob is also accepted as "**Bob**." or in quotes.
         return bare(text)
     return plain.removesuffix(".") if task in ("countdown", "puzzle24") else plain
 
@@ -149,7 +150,10 @@ def _bare(text: str, task: str, gold: str | None) -> str:
 def score_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any], where: str
 ) -> tuple[float, str]:
-    """Return (score in [0, 1], detail) of an answer. The detail is "" or the reason for a 0."""
+    """Return (score in [0, 1], detail) of an answer.
+
+    The detail is "" or the reason for a score of 0.
+    """
     if gold is not None and text.strip() == gold.strip():
         return 1.0, ""
     if len(text) > max(MAX_ANSWER, 4 * len(gold or "")):
@@ -161,7 +165,7 @@ def score_of(
     try:
         agreed = check is None or bool(check(text, entry))
     except (ValueError, TypeError, ArithmeticError, RecursionError, IndexError):
-        # The check cannot parse the text as an answer.
+        # An answer that the check cannot parse.
         agreed = False
     if replaces:
         return float(agreed), ""
@@ -182,7 +186,8 @@ def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -
     try:
         number = score(text)
     except Exception as fault:  # the library's scorers raise errors of many classes
-        # If the expected answer raises too, the row is invalid and the completion is not at fault.
+        # If the expected answer raises an exception too, the row is invalid and the completion is
+        # not at fault.
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
         except Exception:  # the scorer rejects the expected answer too

@@ -13,7 +13,8 @@ from assay.verify.logic.formulas import Formula, LogicTerm, NotAFormula
 # Maximum number of variables of a truth table.
 MAX_TABLE = 16
 # Limit of z3's own resource units, which takes some seconds to reach.
-# Unlike a limit of wall-clock time, a limit of z3's units gives the same verdict on any machine.
+# A limit in z3's resource units gives the same verdict on any machine, unlike a limit of wall-clock
+# time.
 RLIMIT = 4_000_000
 
 _BITS: Mapping[str, Callable[..., int]] = {
@@ -35,7 +36,7 @@ def satisfiable(formulas: Sequence[Formula]) -> bool:
     """Return whether all formulas can be true together. Raises Unknown and NotAFormula."""
     names = sorted({name for formula in formulas for name in formula.atoms})
     # A column of a truth table is one large integer, with one bit for each row.
-    # A connective is then a single operation for all rows.
+    # With such columns, a connective is a single operation for all rows of the truth table.
     # For few variables, the table is faster than z3 and works without z3.
     if len(names) <= MAX_TABLE and all(formula.is_propositional for formula in formulas):
         columns, everything = _columns(names)
@@ -60,7 +61,7 @@ def equivalent(one: Formula, other: Formula) -> bool:
 
 
 def _columns(names: Sequence[str]) -> tuple[dict[str, int], int]:
-    """Return (columns, ones): each variable's truth-table column, and a column of ones.
+    """Return the truth-table column of each variable, and a column of ones.
 
     A column is an integer with one bit for each row of the table.
     """

@@ -97,7 +97,7 @@ def judge_boolean(problem: Problem, completion: Completion) -> Part:
     text = _committed_formula(completion)
     if text is None:
         return Part(0.0, detail="no formula, or several")
-    # The text can be "F = ..." or a chain of transformations, whose last formula counts.
+    # An answer can be "F = ..." or a chain of transformations, whose last formula counts.
     text = _ASSIGNED.split(text)[-1].strip()
     if any(word.search(text) and sign.search(text) for word, sign in _BOTH):
         detail = "words and signs for one connective: several formulas"
@@ -149,9 +149,11 @@ def judge_entailment(problem: Problem, completion: Completion) -> Part:
 
 
 def read_entailment(problem: Problem) -> tuple[str | None, list[Formula], Formula | None]:
-    """Return (label, premises, goal) of a problem. The goal is the target or the conclusion.
+    """Return (label, premises, goal) of a problem.
 
-    Only the label is returned if the row names the label. Raises VerifierError.
+    The goal of a proof is the target or the conclusion.
+
+    If the row names a label, only the label is returned. Raises VerifierError.
     """
     where = f"problem {problem.id}: spec"
     answer, goal = ANSWER.read(problem), TARGET
@@ -257,7 +259,8 @@ def _gold(text: str, where: str) -> Formula:
 
 @lru_cache(maxsize=256)
 def _check_consistent(premises: tuple[Formula, ...], where: str) -> None:
-    # Contradictory premises entail every formula, so any completion would pass.
+    # If the premises contradict each other, every formula follows from them, so any completion
+    # would pass.
     if not satisfiable(premises):
         raise VerifierError(message(where, *_CONTRADICTION))
 

@@ -1,7 +1,7 @@
 """Completions that list changes to given manifests, instead of whole manifests.
 
-Such a completion is a YAML mapping of ``Kind/name path`` to the new value. The value null removes
-the old value:
+A completion with changes is a YAML mapping of ``Kind/name path`` to the new value. The value null
+removes the old value:
 
     Service/web spec.selector.app: web
     Deployment/web spec.template.spec.hostNetwork: null
@@ -72,7 +72,7 @@ def _set(value: Any, steps: Sequence[Step], new: Any, place: str) -> None:
 
 
 def _position(value: Any, step: Step, place: str, extend: bool = False) -> Any:
-    """Return the key or index that one step of a path selects.
+    """Return the key or index that one step of a manifest path selects.
 
     extend: a step may select the index after the last item. Raises BadYaml unless the step selects
     exactly one key or item.

@@ -1,4 +1,4 @@
-"""The results of rules: a rule yields one check for each field that it examines."""
+"""Return (end of the sentence, start of the next sentence) for each sentence except the last."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from assay.verify.manifests.resources import (
 from assay.verify.manifests.values import quantity
 
 TESTS = ("equals", "one_of", "matches", "exists", "at_least", "at_most")
-# Seconds for matching one value with one pattern. Backtracking can take exponential time.
+# Seconds of CPU time for matching one value against one pattern.
+# Backtracking can take exponential time.
 PATTERN_SECONDS = 0.2
 # Marker for a missing value. None would be ambiguous, because YAML can contain null.
 ABSENT = object()
@@ -121,7 +122,8 @@ def _value_met(row: Mapping[str, Any], value: Any) -> bool:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    # `regex` limits the time of a match, which `re` cannot. Imported late to save start-up time.
+    # `regex` limits the time of a match, which `re` cannot.
+    # The module is imported late to save start-up time.
     import regex
 
     try:
@@ -151,7 +153,8 @@ class Kept:
     may_add: ``Kind/name`` of resources that may be added.
     """
 
-    # A value of may_change must not vanish: a Service without a selector violates no rule.
+    # A value listed in may_change must still exist after the change, because a Service without a
+    # selector violates no rule.
 
     resources: tuple[Resource, ...]
     may_change: tuple[str, ...] = ()
@@ -159,7 +162,8 @@ class Kept:
     may_add: tuple[str, ...] = ()
 
     def checks(self, bundle: Bundle) -> Iterator[RuleCheck]:
-        """Yield a check for each resource to keep, and a failed one for each other resource."""
+        """Yield a check for each resource that must be kept, and a failed check for each resource
+        that is not expected."""
         mine = {each.identity: each for each in bundle.resources}
         for each in self.resources:
             found = mine.get(each.identity)
@@ -238,7 +242,7 @@ def _on_path(step: tuple[str, str], place: tuple[str, int, Any, Any]) -> bool:
     if number < 0:
         return step == ("key", key)
     # The list item before the change decides whether a path matches.
-    # So a completion cannot rename an item to make a forbidden change permitted.
+    # A completion therefore cannot rename a list item to make a forbidden change permitted.
     return chooses(step, number, after if before is ABSENT else before)
 
 

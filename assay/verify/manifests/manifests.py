@@ -1,8 +1,9 @@
 """Verifier ``manifests``: the completion is a set of Kubernetes manifests in YAML.
 
-A row lists required values (``require``), manifests that must stay unchanged (``keep``), and rules
-(``rules``). A row needs ``require`` or ``keep``. Rules alone are not enough, because an empty set
-of manifests, or one without the faulty resource, violates no rule.
+A row of manifests lists required values (``require``), manifests that must stay unchanged
+(``keep``), and rules (``rules``). A row needs ``require`` or ``keep``. Rules are combined with
+expectations, because an empty set of manifests, or a set without the faulty resource, violates no
+rule.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ MAX_SHOWN = 12
 # Compared by identity: the spec is the key of a cache, and its tables are not hashable.
 @dataclass(frozen=True, eq=False)
 class ManifestSpec:
-    """The parsed spec of a row. `FIELDS` describes its attributes."""
+    """The parsed spec of a row with manifests. `FIELDS` describes its attributes."""
 
     require: tuple[Mapping[str, Any], ...]
     keep: Kept | None
@@ -240,10 +241,13 @@ def find_yaml(text: str) -> str | None:
 
 
 def read_manifest_spec(problem: Problem) -> ManifestSpec:
-    """Return the spec of a problem. Raises VerifierError for a malformed spec."""
+    """Return the parsed spec of a problem with manifests.
+
+    Raises VerifierError for a malformed spec.
+    """
     where = f"problem {problem.id}: spec"
     read = {each.name: each.of(problem.spec, where) for each in FIELDS}
-    # `_spec` caches by this text, because all completions of a group have the same spec.
+    # `_spec` caches its result by this text, because all completions of a group have the same spec.
     return _spec(json.dumps([where, read], sort_keys=True))
 
 

@@ -42,7 +42,7 @@ def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
         key, operator = str(each.get("key")), each.get("operator")
         values = each.get("values")
         there = isinstance(values, list) and labels.get(key) in values
-        # As in Kubernetes, NotIn also holds for a label that is absent.
+        # As in Kubernetes, the operator NotIn also holds for an absent label.
         met = {"In": there, "NotIn": not there}
         met |= {"Exists": key in labels, "DoesNotExist": key not in labels}
         if not met.get(str(operator), False):
@@ -217,7 +217,7 @@ def targets(bundle: Bundle) -> Iterator[RuleCheck]:
             )
     for each in bundle.of_kind("PodDisruptionBudget", "NetworkPolicy"):
         path = "spec.podSelector" if each.kind == "NetworkPolicy" else "spec.selector"
-        # An empty selector is valid and selects all pods of the namespace.
+        # In Kubernetes, an empty selector is valid and selects all pods of the namespace.
         selector = table(at(each.body, path))
         if selector:
             chosen = any(not mismatch(selector, pod.labels) for pod in _pods_near(bundle, each))
@@ -227,7 +227,10 @@ def targets(bundle: Bundle) -> Iterator[RuleCheck]:
 def _refers(
     bundle: Bundle, owner: Resource, path: str, *kinds: str, namespace: str | None = None
 ) -> RuleCheck:
-    """Check a reference that has a kind and a name. Without ``kinds`` any kind is accepted."""
+    """Check a reference to another resource that is given by kind and name.
+
+    If no ``kinds`` are passed, any kind is accepted.
+    """
     reference = table(at(owner.body, path))
     kind, name = str(reference.get("kind")), reference.get("name")
     if kinds and kind not in kinds:
@@ -252,7 +255,7 @@ def namespaces(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def unique(bundle: Bundle) -> Iterator[RuleCheck]:
-    """No resource, container, port or volume of a pod appears twice."""
+    """No resource of a set, and no container, port or volume of a pod, appears twice."""
     seen: set[Any] = set()
     for each in bundle.resources:
         # The key has no API version, because two versions of one API group name the same resource.
@@ -273,7 +276,7 @@ def unique(bundle: Bundle) -> Iterator[RuleCheck]:
         ports = tables(at(service.body, "spec.ports"))
         pairs = ((port.get("port"), port.get("protocol", "TCP")) for port in ports)
         fault = _repeated(pairs) or _repeated(port.get("name") for port in ports)
-        # The API server requires names of ports if a Service has several.
+        # The API server requires named ports if a Service has several ports.
         unnamed = len(ports) > 1 and not all("name" in port for port in ports)
         fault = fault or ("several ports need names" if unnamed else "")
         yield RuleCheck(f"{service.label} spec.ports", fault)

@@ -217,7 +217,7 @@ def join(where: str, key: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse_path(path: str) -> Sequence[Step]:
-    """Return the steps of a path.
+    """Return the steps of a path in a resource.
 
     Examples of paths are ``spec.ports[0].port``, ``containers[name=app]`` and ``labels['a.b/c']``.
     Raises ValueError for a malformed path.

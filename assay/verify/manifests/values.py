@@ -10,7 +10,7 @@ from assay.errors import did_you_mean
 from assay.verify.manifests.checks import Rule, RuleCheck
 from assay.verify.manifests.resources import Bundle, at, find, table, tables
 
-# Names follow RFC 1123. Names of Services follow RFC 1035, and names of ports IANA's rules.
+# Names follow RFC 1123. Names of Services follow RFC 1035, and names of ports follow IANA's rules.
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
@@ -94,7 +94,7 @@ def names(bundle: Bundle) -> Iterator[RuleCheck]:
     """Names of resources and ports, and label values, have the form that the API accepts."""
     for each in bundle.resources:
         form = _SERVICE if each.kind == "Service" else _SUBDOMAIN
-        # Names of roles may contain any character of a URL path segment, such as a colon.
+        # The names of RBAC roles may contain any character of a URL path segment, such as a colon.
         fits = "rbac.authorization.k8s.io" in each.api_version or form.fullmatch(each.name)
         yield RuleCheck(
             f"{each.label} metadata.name", "" if fits else f"{each.name[:70]!r} is no name"

@@ -1,6 +1,6 @@
 """Parse YAML as the Kubernetes API server does, within limits.
 
-The text is untrusted, so no tag constructs an object. An alias counts as many values as its
+YAML tags construct no objects, because the text is untrusted. An alias counts as many values as its
 expansion, and a key that appears twice is an error. Scalars follow YAML 1.1 as Kubernetes' own
 parser reads it: ``yes`` and ``on`` are booleans, ``0777`` is octal, but ``1:30`` and dates are
 texts.
@@ -18,7 +18,7 @@ from assay.host.imports import slow_import
 
 # Maximum characters of the whole text.
 MAX_YAML = 60_000
-# Maximum number of values. In this number of values, an alias counts as its whole expansion.
+# Maximum number of values. An alias counts as all values of its expansion.
 MAX_VALUES = 10_000
 MAX_DEPTH = 40
 MAX_DOCUMENTS = 50
@@ -79,7 +79,7 @@ def parse_documents(text: str) -> list[Any]:
 
 
 class _Open:
-    """A list or mapping whose end event has not arrived."""
+    """A YAML list or mapping whose end event has not arrived."""
 
     def __init__(self, anchor: str | None, line: int, is_map: bool) -> None:
         self.anchor, self.line, self.is_map = anchor, line, is_map
@@ -197,8 +197,7 @@ def _scalar(event: Any, line: int) -> Any:
     text: str = event.value
     tag = event.tag
     # The event's `implicit` flag shows whether the scalar had no quotes.
-    # The two loaders report the style of plain
-    # scalars differently.
+    # The two loaders report the style of plain scalars differently.
     if tag == f"{_CORE}str" or tag == "!" or (tag is None and not event.implicit[0]):
         return text
     value = _resolved(text, line)

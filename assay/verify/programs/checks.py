@@ -32,7 +32,8 @@ _UNSAFE_ATTRIBUTES = """
 UNSAFE_MODULES, UNSAFE_ATTRIBUTES, SAFE_OF_SYS = (
     frozenset(words.split()) for words in (_UNSAFE_MODULES, _UNSAFE_ATTRIBUTES, _SAFE_OF_SYS)
 )
-# Maximum characters of all evaluated literals. A nested literal counts once per level.
+# Maximum number of characters of all evaluated literals together.
+# A literal that is nested in other literals counts once per level.
 MAX_LITERALS = 2_000_000
 
 
@@ -130,7 +131,7 @@ def _text(value: Any) -> str:
 def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
     """Yield (forms of the input, expected answer) of a test.
 
-    The forms of an input are the values that a program may compare with.
+    For each input, return the forms of the value that a program may compare with.
     """
     if test.kind == "stdin":
         # Programs read standard input with or without its last line end.
@@ -192,7 +193,7 @@ def _questions(tree: ast.Module) -> Iterator[Any]:
 
 
 def _small(value: Any) -> bool:
-    """Return whether a value is a common base case."""
+    """Return whether an input is a common base case, such as 0 or ""."""
     if value is None or isinstance(value, (bool, int, float)):
         return value is None or abs(value) <= 3
     if str(value) in ("0", "1", "2", "3", "(0,)", "(1,)", "(2,)", "(3,)"):

@@ -58,7 +58,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
             results, nondeterministic = _run(sandbox, spec, program)
         except VerifierError:
             raise
-        except BaseException:  # the state of the sandbox is unknown after any error
+        except BaseException:  # After any exception, the state of the sandbox is unknown.
             _discard(_key(spec))
             raise
     # Checked only after a failure, because a program can pass without an optional import.

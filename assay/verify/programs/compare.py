@@ -22,9 +22,9 @@ FLOAT_TOLERANCE = 1e-9
 # Absolute tolerance if zero is expected, where a relative tolerance would accept only zero.
 ZERO_TOLERANCE = 1e-12
 STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
-# Maximum members of a set that are matched pair by pair, which takes quadratic time.
+# Maximum number of set members that are matched pair by pair, which takes quadratic time.
 MAX_UNORDERED = 64
-# Maximum characters of a decimal number.
+# Maximum number of characters of a decimal number.
 MAX_NUMBER = 1000
 
 # All repetitions are possessive, because backtracking over long outputs is too slow.
@@ -208,7 +208,7 @@ def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
     numbers = _number(expected), _number(actual)
     if numbers[0] is None or numbers[1] is None:
         return False
-    # An expected whole number accepts no other whole number, even within the tolerance.
+    # If a whole number is expected, no other whole number is accepted, even within the tolerance.
     if integers[0] is not None and (numbers[1].is_integer() or abs(numbers[0] - numbers[1]) >= 0.5):
         return numbers[0] == numbers[1]
     return rule.number(numbers[0], numbers[1])

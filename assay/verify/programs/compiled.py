@@ -1,9 +1,9 @@
 """Verifier ``program``: programs in several languages that read standard input and print a result.
 
-All languages (`languages`) have the same steps: compile, run once per test, compare the output. A
-row can have a ``driver``, code that is compiled with the program, calls its functions and prints.
-With a driver, a program that only defines functions can be judged. Expected outputs never enter the
-sandbox, so a program can read neither expected outputs nor the verdict.
+Programs in all languages (`languages`) go through the same steps: compile, run once per test,
+compare the output. A row can have a ``driver``, code that is compiled with the program, calls its
+functions and prints. With a driver, a program that only defines functions can be judged. Expected
+outputs never enter the sandbox, so a program can read neither expected outputs nor the verdict.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_PROGRAM = 100_000
 COMPILE_MEMORY_MIB = 2048
 COMPILE_IDLE = 20.0
 OUTPUT_KIB = 4096
-# After this many time-outs, the remaining tests count as time-outs without a run.
+# After this many time-outs, the remaining tests are not run and count as time-outs.
 MAX_TIMEOUTS = 2
 SHOWN = 200
 FAULTS = ("compile_error", "runtime_error", "timeout", "memory", "output", "wrong_answer")
@@ -50,7 +50,8 @@ _own = OwnSandbox(toolchain_folders)
 
 @dataclass(frozen=True, slots=True)
 class OutputTest:
-    """Input and accepted outputs of one test. hidden: no prompt shows the test."""
+    """Input and accepted outputs of one test. hidden: whether the test is absent from every
+    prompt."""
 
     stdin: str
     outputs: tuple[str, ...]
@@ -59,7 +60,10 @@ class OutputTest:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """The tests of a row and their settings. `FIELDS` describes the attributes."""
+    """The tests of a row for compiled programs, and the settings of the tests.
+
+    `FIELDS` describes the attributes.
+    """
 
     language: Language
     tests: tuple[OutputTest, ...]
@@ -214,7 +218,8 @@ def _first_error(text: str) -> str:
 def find_source(text: str, language: Language) -> str | None:
     """Return the last fenced block that is labeled with the language or unlabeled.
 
-    A block that never closes counts too. If the text has no fenced block, return the whole text.
+    A block without a closing fence counts too. If the text has no fenced block, return the whole
+    text.
     None: there is no program.
     """
     found: str | None = None
@@ -281,7 +286,8 @@ def _is_test(value: Any) -> bool:
 
 
 def lacks(spec: Mapping[str, Any]) -> str:
-    """Return why this machine cannot judge a row: its language is not installed. Else ""."""
+    """Return why this machine cannot judge a row, for example because the row's language is not
+    installed. Else ""."""
     name = spec.get("language")
     return missing(name) if isinstance(name, str) and name in LANGUAGES else ""
 

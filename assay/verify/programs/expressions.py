@@ -21,7 +21,7 @@ _FUNCTIONS = """
     abs max min sum pow round divmod
 """
 FUNCTIONS = frozenset(_FUNCTIONS.split())
-# Attributes give access to any object. The other node types run code or bind names.
+# Attributes give access to any object. All other node types run code or bind names.
 FORBIDDEN = (
     ast.Attribute,
     ast.Lambda,

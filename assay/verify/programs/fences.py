@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# All repetitions are possessive, because backtracking over long lines is too slow.
+# All repetitions in the patterns are possessive, because backtracking over long lines is too slow.
 FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 
 

@@ -26,7 +26,7 @@ class Language:
     labels: labels of a fenced block in this language.
     kept: suffixes of the files that the compiler makes and the run needs.
     memory_mib: MiB of data that the run-time system needs in addition to the program's limit.
-    processes: programs may start other processes.
+    processes: whether programs may start other processes.
     warning: pattern of a compiler's warning.
     folders: function of the first tool's path. Returns folders of the toolchain outside the
         system's folders.
@@ -120,7 +120,8 @@ LANGUAGES: dict[str, Language] = {
             ("javac", "java"),
             "Main.java",
             "Driver.java",
-            # With many cores, the default collector would start more threads than allowed.
+            # With many cores, Java's default garbage collector would start more threads than
+            # allowed.
             ("java", "-Xmx{memory}m", "-Xss16m", "-XX:+UseSerialGC", "-cp", ".", "{class}"),
             ("java",),
             compile=(
@@ -189,7 +190,7 @@ def toolchain_folders() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def libraries_of(name: str) -> dict[str, str]:
-    """Return environment variables by which an installed toolchain finds its shared libraries.
+    """Return environment variables that an installed toolchain needs to find its shared libraries.
 
     Without the variables, a tool finds libraries next to its own file through /proc, which the
     sandbox lacks.

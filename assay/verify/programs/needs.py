@@ -17,7 +17,7 @@ WHERE = "verification.options.code.packages"
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError for a list of packages that is probably a mistake."""
+    """Raise VerifierError for a package list that is probably a mistake."""
     check_packages(tuple(options.get("packages") or ()), WHERE)
 
 

@@ -1,4 +1,4 @@
-"""Find the final Python program of a completion."""
+"""Find the last Python program in a completion."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Program:
 def find_program(
     completion: Completion, entry_point: str = "", prompt_code: str = ""
 ) -> Program | None:
-    """Return the program outside the think block, or None if there is none.
+    """Return the program outside the think block; None if a completion has no program.
 
     The program is the last fenced block that is labeled as Python or unlabeled. An unclosed block
     extends to the end. A text without a fence is the program if the whole text is Python. A text
     that is not Python has its program in its last indented block. With ``prompt_code`` the program
-    continues the prompt's code. A text that does not define ``entry_point`` is then the body of the
-    function that the prompt leaves open.
+    continues the prompt's code. If a text does not define ``entry_point``, the text is the body of
+    the function that the prompt leaves open.
     """
     text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
@@ -128,7 +128,7 @@ def last_indented_block(text: str) -> str | None:
 def is_program(text: str) -> bool:
     """Return whether a text is Python with a definition, a call or another statement.
 
-    Single words can parse as expressions, so plain expressions do not count.
+    Single words can parse as Python expressions, so plain expressions do not count as programs.
     """
     tree, _ = parse(text)
     return tree is not None and any(
@@ -191,7 +191,7 @@ def _program(text: str, written: str, place: str) -> Program:
 
 def _join(written: str, head: str, entry_point: str, place: str) -> Program:
     alone = _program(written, written, place)
-    # No statement may precede a __future__ import.
+    # In Python, no statement may precede a __future__ import.
     if not head or "from __future__" in written:
         return alone
     root = entry_point.partition(".")[0].removesuffix("()")

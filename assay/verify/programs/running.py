@@ -1,6 +1,6 @@
 """Run the tests of one completion in two sandboxed processes, controlled by this process.
 
-The submission's process receives arguments and returns plain data. No expected value, test or
+The process of the submission receives arguments and returns plain data. No expected value, test or
 verdict ever enters the submission's process. Test code runs in a second process (`test_process`),
 with stand-ins for the submission's objects. Each use of a stand-in is a request to the worker,
 which forwards it to the submission's process.
@@ -46,11 +46,11 @@ MAX_RELOADS = 3
 # Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
 # Number of values received from a process after which it is replaced.
-# The limit of a session, MAX_DECODED in `session`, is higher.
+# The limit MAX_DECODED of a session, in the module `session`, is higher.
 MAX_DECODED = 400_000
-# Maximum calls of the submission in one test.
+# Maximum number of submission calls in one test.
 MAX_CALLS = 40_000
-# Maximum characters of the submission's output that tests can read.
+# Maximum number of characters of the submission's output that tests can read.
 MAX_PRINTED = 100_000
 # CPU seconds for a test's own code.
 TEST_CPU = 10.0
@@ -59,19 +59,19 @@ TEST_IDLE = 15.0
 OUTPUT_KIB = 4096
 # Seconds for which a submission may sleep in all its tests together.
 MAX_IDLE = 10.0
-# Limit of wall time of all tests: MAX_WALL plus three times the limit of CPU time.
+# Limit of wall time for all tests of a program: MAX_WALL plus three times the limit of CPU time.
 MAX_WALL = 30.0
 # A call whose share of CPU time is lower has slept, even on a busy machine.
 IDLE_SHARE = 0.1
-# Minimum idle seconds of a call that count as sleep.
-# A wait of fewer seconds can be a delay of the operating system's scheduler.
+# Idle time of a call counts as sleep from this number of seconds on.
+# A shorter wait can be a delay of the operating system's scheduler.
 MIN_COUNTED = 0.5
 NOT_SUPPORTED = "not supported"
 ACCEPTED_TESTS = (
     "tests that call the program, pass plain data, and need the standard library or a package of "
     "verification.options.code.packages"
 )
-# Seconds for which each test may sleep, even if its CPU limit is lower.
+# Seconds for which each test may sleep, even if the test's CPU limit is lower.
 MIN_IDLE = 2.0
 SHOWN = 200
 # Statuses after which the process has ended or its result is unusable.
@@ -121,9 +121,9 @@ class ProgramRun:
     """Run the tests of one program in order.
 
     direct: the worker compares simple asserts itself, without the tests' process.
-    seen: return values and output of the submission, recorded for ``check_determinism``.
+    Results of a verifier's rules: a rule yields one check for each manifest field that it examines.
     submission: session of the submission's process.
-    bench: session of the tests' process.
+    bench: session of the process that runs tests.
     """
 
     sandbox: Sandbox
@@ -141,7 +141,7 @@ class ProgramRun:
     test_cpu: float = 0.0
     num_timeouts: int = 0
     num_printed: int = 0
-    # Whether the submission's process is executing a request of a test.
+    # Whether the submission's process is executing a test's request.
     calling: bool = False
     # Whether the submission is using a function of the test.
     asked: bool = False
@@ -153,7 +153,10 @@ class ProgramRun:
         self.own = for_tests(spec.setup, spec.prompt_code, spec.entry, self.program.written)
 
     def results(self) -> list[Result]:
-        """Run all tests. Raises SandboxTrouble, and VerifierError for tests that cannot run."""
+        """Run all tests.
+
+        Raises SandboxTrouble if the sandbox fails, and VerifierError for tests that cannot run.
+        """
         return list(self.each())
 
     def passes(self) -> bool:
@@ -217,7 +220,7 @@ class ProgramRun:
     def _load(self) -> None:
         if self.load_fault is not None:
             raise self.load_fault
-        # A long test must not use up the limit of decoded values for the tests after it.
+        # A long test must not use up the decoding budget of the tests that follow.
         worn = self.submission is not None and self.submission.decoded > MAX_DECODED
         if self.submission is not None and self.submission.ended is None and not worn:
             return
@@ -359,7 +362,7 @@ class ProgramRun:
         cases = self.cases(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         reference = last_function(tree_of(test.reference), self.spec.entry_point)
-        # The reference runs in a process of its own, which the submission cannot reach.
+        # The reference program runs in a process of its own, which the submission cannot reach.
         with self.sandbox.load(test.reference, limits) as solution:
             self._of_row(solution.loaded, "reference")
             for number, args in enumerate(cases):
@@ -420,7 +423,8 @@ class ProgramRun:
         if outcome.status != "ok":
             raise Fault(kind_of(outcome), f"the test's own code: {words(outcome)}")
         said, why = outcome.value
-        # A test that cannot be sent before any call is a fault of the row, not of the submission.
+        # A test that cannot be sent before its first call is a fault of the row, not of the
+        # submission.
         if said == "broken" or (said == "unsent" and (self.num_calls == 0 or NOT_SUPPORTED in why)):
             raise VerifierError(message("spec tests", why, ACCEPTED_TESTS))
         return Result(said == "passed", why, "unsupported" if said == "unsent" else "")
@@ -434,7 +438,8 @@ class ProgramRun:
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
         """Forward a request of the tests' process to the submission."""
-        # The submission waits for a function of the test, so it cannot take another call.
+        # The submission is waiting for a function of the test, so the submission cannot take
+        # another call.
         if self.calling:
             text = "a function that a test passes on cannot call the program"
             raise SubmissionError(("RuntimeError",), text)
@@ -481,7 +486,8 @@ def shown(value: Any) -> str:
 
 @cache
 def bench_code() -> bytes:
-    """Return the compiled modules of the tests' process, in import order, as marshal data."""
+    """Return the compiled modules of the process that runs tests, in import order, as marshal
+    data."""
     modules: list[tuple[str, Any]] = []
     for name in _MODULES:
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")

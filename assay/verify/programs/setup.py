@@ -42,10 +42,11 @@ def tree_of(source: str) -> ast.Module:
 
 
 def for_program(setup: str, prompt_code: str, text: str) -> str:
-    """Return the code that runs before the program: a part of the setup, and the prompt's code.
+    """Return the code that runs before the program: a part of the row's setup, and the code in the
+    prompt.
 
-    The part of the setup is its imports, and the classes that the program names. The rest of the
-    setup could reveal expected values.
+    The program gets two parts of the setup: its imports, and the classes that the program names.
+    The rest of the setup could reveal expected values.
     """
     return "\n".join(each for each in (_known_setup(setup, text), prompt_code) if each)
 
@@ -54,8 +55,8 @@ def for_tests(setup: str, prompt_code: str, entry: str, text: str) -> TestCode:
     """Return the code that runs before a test: the prompt's code and the setup.
 
     The entry point, classes that the program completes, and shared classes that are not plain are
-    removed. Functions of the prompt stay, so a program that replaces a helper function replaces it
-    only for itself.
+    removed. The prompt's own functions stay, so a program that replaces a helper function replaces
+    the helper only for itself.
     """
     return _for_tests(setup, prompt_code, entry, _known_setup(setup, text))
 
@@ -105,7 +106,10 @@ def _known_setup(setup: str, text: str) -> str:
 
 
 def closed(prompt_code: str) -> str:
-    """Return a prompt's code as a valid module. A last function without a body gets ``pass``."""
+    """Return a prompt's code as a valid module.
+
+    If the prompt's last function has no body, the function gets ``pass``.
+    """
     if not prompt_code or parse(prompt_code)[0] is not None:
         return prompt_code
     last = [line for line in prompt_code.rstrip().split("\n") if line.strip()][-1]
@@ -117,8 +121,8 @@ def closed(prompt_code: str) -> str:
 def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
-    The code is the whole prompt or its last fenced block. The code must be Python that ends with
-    the entry point as a function without a body (HumanEval's format).
+    The prompt's code is the whole prompt or its last fenced block. The code must be Python that
+    ends with the entry point as a function without a body (HumanEval's format).
     """
     if not entry or entry not in prompt:
         return ""
@@ -160,7 +164,7 @@ def implied_entry_point(source: str, own: frozenset[str]) -> str:
 
 
 def is_available_to_tests(name: str) -> bool:
-    """Return whether a name is built in or a tool, so that a test has it without the program."""
+    """Return whether a name is a built-in or a tool, which a test can use without the program."""
     return hasattr(builtins, name) or is_tool(name)
 
 
@@ -184,8 +188,8 @@ class DirectCall:
 def direct_call(source: str) -> DirectCall | None:
     """Return the call of a test such as ``assert name(1) == 2``. None: any other test.
 
-    Most tests of the data set MBPP have the form of this assert. The worker compares the plain data
-    itself, without the tests' process.
+    Most tests of the data set MBPP have the form of this assert. The worker compares plain data
+    itself, without the process that runs tests.
     """
     match tree_of(source).body:
         case [

@@ -1,4 +1,4 @@
-"""Read the tests of a row, and the settings for running these tests."""
+"""Read the tests of a row, and the settings with which the tests run."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ def _is_stdout(value: Any) -> bool:
 
 
 _SEEDED = {"cases": _within(1, 10_000, int), "seed": _within(-(2**63), 2**63, int)}
-# (required keys, optional keys) by kind of test, each key with the check of its value.
+# Values are (required keys, optional keys) of each kind of test, where each key has a check of its
+# value.
 _FORMS: dict[Kind, tuple[dict[str, Check], dict[str, Check]]] = {
     "assert": ({"assert": _is_code}, {}),
     "check": ({"check": _is_code}, {}),
@@ -213,7 +214,7 @@ def _is_vacuous(source: str) -> bool:
     code = source.replace("\r\n", "\n")
     if not code or _fault(code):
         return False
-    # Rows with damaged tests can have a bare constant, which every program would pass.
+    # A damaged row can have a bare constant as a test, which every program would pass.
     return not any(isinstance(node, (*_JUDGING, ast.With)) for node in ast.walk(tree_of(code)))
 
 

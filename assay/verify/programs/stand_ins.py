@@ -11,7 +11,7 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
   submission's class decides whether two stand-ins are equal. A class that also claims
   equality with an unknown object is not believed.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
-  data. The result of an operator is an object again, never plain data.
+  data. An operator applied to a stand-in returns a stand-in, never plain data.
 
 Objects of the row's own classes need no stand-ins. Objects of the row's own classes are sent with
 their attributes. This process rebuilds these objects with the row's class, which also compares
@@ -49,7 +49,7 @@ class Opaque:
     opaque_handle: handle of the object.
     opaque_made: the test made the object by calling a class.
     opaque_computed: the object is the result of an operation with plain data.
-    opaque_since: number of requests before the object arrived.
+    opaque_since: number of requests that were sent before the object arrived.
     """
 
     __slots__ = ("opaque_computed", "opaque_handle", "opaque_made", "opaque_since")
@@ -162,15 +162,16 @@ class OpaqueClass(Opaque):
 
     A call of this stand-in creates an object in the submission's process.
 
-    An object counts as made by the test if its class has a capitalized name. A submission could
-    replace a function by a class whose objects claim to equal everything.
+    An object counts as constructed by the test if its class has a capitalized name. Stand-ins are
+    needed because a submission could replace a function by a class whose objects claim to equal
+    everything.
     """
 
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
-        # An older object was returned by `__new__`, and not made by this call.
+        # An object that existed before was returned by `__new__`, and not created by this call.
         if isinstance(made, Opaque) and made.opaque_since == ASKED["calls"]:
             _put(made, "opaque_made", self.opaque_handle.names[0].lstrip("_")[:1].isupper())
         return made
@@ -192,7 +193,10 @@ _kinds: dict[str, type[Opaque]] = {}
 
 
 def stand_in(handle: Any) -> Any:
-    """Return the stand-in for an object. The stand-in's type has the name of the object's class."""
+    """Return the stand-in for an object.
+
+    A stand-in object has a type with the name of the submission's class.
+    """
     name = handle.names[0]
     if handle.kind == "exception":
         return type(agent).stand_in(agent, handle)
@@ -207,7 +211,7 @@ def stand_in(handle: Any) -> Any:
 
 
 def ask(verb: str, target: Any, *args: Any) -> Any:
-    """Send a request to the submission's process."""
+    """Send a request of a stand-in to the submission's process."""
     ASKED["calls"] += 1
     return agent.call_out(verb, target, args)
 
@@ -217,7 +221,8 @@ class NotSupported(BaseException):
 
 
 def kind_of(value: Any) -> str:
-    """Return how a test's value is sent to the submission: as ``function`` or as ``data``."""
+    """Return the way in which a test's value is sent to the submission: as ``function`` or as
+    ``data``."""
     kind = type(value)
     if kind.__module__ == TEST_MODULE and not isinstance(value, type):
         methods = [

@@ -22,7 +22,7 @@ STANDARD = ("operator", "itertools", "collections", "statistics", "functools", "
 
 
 class Approximately:
-    """The result of `approx`, which equals numbers near the expected numbers."""
+    """The result of pytest's `approx`, which equals numbers close to the expected numbers."""
 
     def __init__(
         self, expected: Any, rel: Any = None, abs: Any = None, nan_ok: bool = False
@@ -114,7 +114,7 @@ def tool(name: str) -> Any:
 
 
 def _home(name: str) -> Any:
-    """Return the standard module that exports a name, or None."""
+    """Return the module of the standard library that exports a name, or None."""
     if name.startswith("_") or hasattr(builtins, name):
         return None
     homes = map(importlib.import_module, STANDARD)

@@ -1,8 +1,8 @@
 """Main module of the process that runs tests. The module's source is sent to the process.
 
 No code of the submission runs in this process. A test can use names that neither the test, its
-setup nor Python defines. Such a name is a tool (`standard_names`), or it belongs to the submission
-and gets a stand-in (`stand_ins`).
+setup nor Python defines. A name that the program does not define is a tool (`standard_names`), or
+belongs to the submission and gets a stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from standard_names import is_tool, tool  # pyright: ignore[reportMissingImports
 class Names(dict[str, Any]):
     """Built-in names, extended by tools and by names of the submission.
 
-    entry: the name under test, which always belongs to the submission.
+    entry: name of the tested function, which always belongs to the submission.
     """
 
     def __init__(self, entry: str) -> None:
@@ -32,17 +32,19 @@ class Names(dict[str, Any]):
         self.entry = entry
 
     def __missing__(self, name: str) -> Any:
-        # Python looks up names such as __build_class__ here, which no submission may provide.
+        # Python looks up names such as __build_class__ in this namespace, and no submission may
+        # provide them.
         if name.startswith("__"):
             raise KeyError(name)
         if name != self.entry and is_tool(name):
             self[name] = found = tool(name)
             return found
-        # Raises NameError if the submission does not define the name.
+        # Access raises NameError if the submission does not define the name.
         found = agent.call_out("get", name)
         if isinstance(found, Opaque):
             self[name] = found
-        # Plain data counts as a request, because the test can judge it.
+        # A global with plain data counts as a request to the submission, because the test can judge
+        # the data.
         # Plain data is not stored, because calls can change a global of the submission.
         else:
             ASKED["calls"] += 1
@@ -178,6 +180,6 @@ def _error_line(error: BaseException, source: str) -> str:
     line = source.split("\n")[(lines[-1] or 1) - 1].strip()[:200] if lines else ""
     try:
         said = str(error)[:300]
-    except Exception:  # the `__str__` of a test's exception class can raise
+    except Exception:  # The `__str__` of a test's exception class can raise.
         said = ""
     return ": ".join(each for each in (type(error).__name__, said, line) if each)

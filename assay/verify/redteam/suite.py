@@ -3,15 +3,15 @@
 A suite is a file ``attacks/NAME.toml`` with these optional keys:
 
 - ``also``: names of other files whose attacks and controls are included.
-- ``attacks``: completions by family, designed to be rewarded without solving the problem.
+- ``attacks``: completions by family, which try to be rewarded without solving the problem.
 - ``framed``: attacks by family, which are inserted into all ``frames`` in place of ``«text»``.
 - ``controls``: honest completions, which must pass.
 - ``problems``: tables with ``id``, ``question``, ``spec`` and ``values``, and with attacks and
   controls for this problem only.
 
 A completion is a text or a list of pieces, in which ``[300, "again "]`` repeats a piece 300 times.
-The expected answer replaces ``«gold»``. `VALUES` has functions that return a problem's values by
-name. A completion that names a value which a problem lacks is not tried on this problem.
+The expected answer replaces ``«gold»``. The table `VALUES` has functions that return a problem's
+values by name. A completion that names a value which a problem lacks is skipped for this problem.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _table(name: str) -> Mapping[str, Any]:
 def _templates(
     part: Mapping[str, Any], frames: Sequence[str]
 ) -> Iterator[tuple[bool, str, list[Any]]]:
-    """Yield (whether honest, family, pieces) of the completions in a file or in a problem."""
+    """Yield (whether honest, family, pieces) of the completions in a suite file or in a problem."""
     for attack, templates in part.get("attacks", {}).items():
         for template in templates:
             yield False, attack, _pieces(template)
@@ -173,7 +173,7 @@ def _of_number(n: float) -> Values:
 
 
 def _of_code(problem: Problem) -> Values | None:
-    """Return the name of the function that the tests call, as ``entry``."""
+    """Return the name of the tested function under the key ``entry``."""
     entry = problem.spec.get("entry_point") or "solve"
     return {"entry": str(entry)} if problem.spec.get("tests") else None
 

@@ -24,7 +24,7 @@ from assay.verify.redteam.suite import Case, Suite, shipped_suites
 from assay.verify.selftest import labelled_names, labelled_pair, labelled_rows
 from assay.verify.service import Options, VerifierService
 
-# Maximum characters of a completion and of a detail in a finding.
+# Maximum number of characters of a completion and of a detail that a finding shows.
 SHOWN_TEXT = 400
 # Maximum number of wrong cases of one attack family in the text output.
 SHOWN_FINDINGS = 2
@@ -168,7 +168,8 @@ class RedTeamResult:
 def suites() -> dict[str, Suite]:
     """Return all suites by name, those from labelled sets included."""
     known = dict(shipped_suites())
-    # A verifier without a file of attacks is tried with the hacks in its labelled set.
+    # For a verifier without a file of attacks, the red team tries the hacks in the verifier's
+    # labelled set.
     # A detector's labelled set contains no hacks, because it measures an error rate.
     for name in labelled_names():
         if not resolve(name).fallible:
@@ -316,11 +317,11 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 
 
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
-    """Return whether a completion was rewarded.
+    """Return whether a completion counts as rewarded.
 
     floors: lowest rewards of honest controls, for a learned verifier. With floors, an attack is
-        rewarded if its reward reaches the floor of its problem. Without floors, a completion is
-        rewarded if it passed.
+        rewarded if its reward reaches the floor of its problem. Without floors, a completion counts
+        as rewarded if the completion passed.
     """
     if floors is None or case.honest:
         # A control defines the floor of a learned verifier, so it passes once it is judged.

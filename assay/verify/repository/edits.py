@@ -49,8 +49,9 @@ class BadEdit(ValueError):
 class Hunk:
     """Consecutive lines of a file and their replacement.
 
-    before, after: old and new lines, with line ends. The last line of a file may lack its line end.
-    start: number of the first old line, from 1. 0: the lines may be anywhere in the file.
+    before, after: old and new lines, with line ends. A file's last line may lack its line break.
+    start: number of the first old line, from 1. A line number of 0 means that the old lines may be
+        anywhere in the file.
     """
 
     before: tuple[str, ...]
@@ -63,7 +64,7 @@ class FileEdit:
     """The changes to one file.
 
     hunks: replacements of lines.
-    text: the whole new text. None: the hunks change the text.
+    text: the whole new text. With the value None, the hunks change the text.
     """
 
     path: str
@@ -86,7 +87,7 @@ def is_path(path: str) -> bool:
 def find_edits(text: str) -> list[FileEdit]:
     """Return the changes in a completion, in order.
 
-    Raises BadEdit for malformed changes, or if there is no change.
+    Raises BadEdit if changes are malformed or absent.
     """
     lines = normalized(text).split("\n")
     if any(_SEARCH.fullmatch(line.strip()) for line in lines):
@@ -113,7 +114,7 @@ def apply_edits(tree: Tree, edits: Sequence[FileEdit]) -> dict[str, str]:
         if edit.deleted:
             if there is None:
                 raise BadEdit(f"{edit.path}: deleted, but there is no such file")
-            # A diff that deletes a file must remove all of its lines.
+            # A diff that deletes a file must remove all lines of the file.
             if _applied(edit, there).strip():
                 raise BadEdit(f"{edit.path}: deleted, but the diff leaves text")
             del changed[edit.path]
@@ -134,7 +135,8 @@ def _check_size(tree: Tree) -> None:
     if len(tree) > MAX_FILES or sum(map(len, tree.values())) > MAX_CHARACTERS:
         raise BadEdit(f"more than {MAX_FILES} files or {MAX_CHARACTERS} characters")
     for path in tree:
-        # A file cannot also be a folder, which writing the tree for a command would need.
+        # A path cannot be both a file and a folder, because commands run on a written copy of the
+        # tree.
         parts = path.split("/")
         if any("/".join(parts[:n]) in tree for n in range(1, len(parts))):
             raise BadEdit(f"{path}: a part of the path is a file")
@@ -162,11 +164,11 @@ def _applied(edit: FileEdit, text: str) -> str:
 def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
     """Return the index of a hunk's old lines in a file.
 
-    Return None if the lines are not in the file, and -1 if they are at several places.
+    Return None if the old lines are not in the file, and -1 if they occur at several places.
 
     offset: number of lines by which earlier hunks have moved this hunk.
     """
-    # Line ends are ignored, because the last line of the file may lack its line end.
+    # Lines are compared without line breaks, because a file's last line may lack its line break.
     wanted = [line.rstrip("\n") for line in hunk.before]
     have = [line.rstrip("\n") for line in lines]
     if not wanted:
@@ -258,10 +260,10 @@ def _diff_path(text: str) -> str:
 
 
 def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tuple[Hunk, int]:
-    """Return (hunk, index of the line after the hunk).
+    """Return the hunk, and the index of the line after the hunk.
 
-    n: index of the hunk's first line in ``lines``. counts: numbers of old and new lines, as the
-    header has them.
+    n: index of the hunk's first line in ``lines``. counts: numbers of old and new lines, as stated
+    in the hunk's header.
     """
     before: list[str] = []
     after: list[str] = []
@@ -283,11 +285,11 @@ def _hunk(lines: list[str], n: int, start: int, counts: tuple[int, int]) -> tupl
         raise BadEdit("a hunk does not have the lines that its header says")
     if n < len(lines) and lines[n] == _NO_NEWLINE:
         n += 1
-        # The note belongs to the line before it. After a removed line, it says nothing of the new
-        # text.
+        # The note "No newline at end of file" belongs to the line before the note.
+        # After a removed line, the note says nothing about the new text.
         if after and mark != "-":
             after[-1] = after[-1].removesuffix("\n")
-    # In a hunk without old lines, the header has the number of the line before the new lines.
+    # For a hunk without old lines, the header states the number of the line before the new lines.
     return Hunk(tuple(before), tuple(after), start + (not before)), n
 
 

@@ -1,10 +1,10 @@
-"""Verifier ``repository``: changes to a small file tree, judged by tests in the sandbox.
+"""Verifier ``repository``: changes to a small file tree, judged by tests that run in the sandbox.
 
 There are two kinds of tests. Python tests are those of the verifier ``code``: they run in a process
 of their own, and only plain values cross between the processes. Commands run in the tree, and the
 worker compares their output outside the sandbox. In both cases the changed code has access to
-neither the expected values nor the verdict. An exit code is no evidence, because the code under
-test can end its process with any exit code.
+neither the expected values nor the verdict. An exit code is no evidence of a passed test, because
+the code under test can end its process with any exit code.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _run_python(problem: Problem, spec: RepositorySpec, tree: Mapping[str, str])
 def _program(module: str, tree: Mapping[str, str]) -> str | None:
     """Return a program that loads a tree's modules from memory and binds one module's names.
 
-    None: the tree has no such module, or the module is not valid Python.
+    Returns None if the tree has no such module, or if the module is not valid Python.
     """
     place = module.replace(".", "/")
     source = tree.get(f"{place}.py", tree.get(f"{place}/__init__.py"))
@@ -204,7 +204,7 @@ def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | 
     files = {path: text.encode("utf-8", "replace") for path, text in tree.items()}
     try:
         return [_command_fault(sandbox, spec, files, each) for each in spec.commands]
-    except BaseException:  # the state of the sandbox is unknown after any error
+    except BaseException:  # After any exception, the state of the sandbox is unknown.
         _own.close()
         raise
 
@@ -232,7 +232,10 @@ def _command_fault(
 
 
 def read_repository_spec(problem: Problem) -> RepositorySpec:
-    """Return the spec of a problem. Raises VerifierError for a malformed spec."""
+    """Return the parsed spec of a problem with a file tree.
+
+    Raises VerifierError for a malformed spec.
+    """
     where = f"problem {problem.id}: spec"
     read = {each.name: each.read(problem) for each in FIELDS}
     tests = {key: problem.spec[key] for key in CODE_KEYS if problem.spec.get(key) is not None}

@@ -11,7 +11,7 @@ Requests and replies are frames of typed plain data (`values`, `codec`) over a s
 Nothing that a process sends is trusted. The submission shares its interpreter with the agent, so it
 can find the socket, the frames and the agent's objects, and can reply in the agent's place. The
 submission gains nothing by such a reply, because it chooses the returned value anyway. Expected
-values, later arguments and verdicts are never in the submission's process. Each reply repeats the
+values, later arguments and verdicts never reach the submission's process. Each reply repeats the
 fresh nonce of its request, so replies cannot be prepared. Data of the kernel decides about limits:
 CPU clock, wait status, sizes of files.
 

@@ -1,18 +1,19 @@
 """The loop inside a sandboxed process: execute the parent's requests and reply.
 
-The submission runs in this process and can find everything in it: the descriptor, frames, objects.
-So the parent trusts nothing that this loop sends. A reply has returned values, which the submission
-chooses anyway, and never a verdict. A submission that writes to the descriptor itself can only
-answer the current request or end its own session.
+The submission runs in the agent's process and can find everything in it: the descriptor, frames,
+objects. The parent trusts nothing that the agent's loop sends. A reply has returned values, which
+the submission chooses anyway, and never a verdict. A submission that writes to the descriptor
+itself can only answer the current request or end its own session.
 
 Objects stay in their process. A `Handle` identifies an object in the other process. For a handle,
-`Agent.stand_in` makes a function that sends each call to the object's process. The process that
-runs tests has its own stand-ins (`assay.verify.programs.stand_ins`). If both processes have the
-class of an object, the object is sent with its attributes. Each process then has a copy of the
-object, and every message with the object updates the other copy.
+`Agent.stand_in` creates a function that forwards each call to the object's process. The process
+that runs tests has separate stand-ins (`assay.verify.programs.stand_ins`). If both processes have
+the class of an object, the object is sent with its attributes. The submission's process and the
+test's process then each have a copy of the object, and every message with the object updates the
+other copy.
 
-The zygote loads this file without the package, and with its own copy of the built-in names. A
-submission that replaces `len` therefore breaks only itself.
+The zygote loads this file without importing the package, and with a separate copy of the built-in
+names. A submission that replaces `len` therefore affects only itself, not the agent.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 from . import values
 from .codec import MRO, U32, Decoder, encode
 
-# File descriptor of the socket to the parent.
+# File descriptor of the socket that connects to the parent.
 CHANNEL = 3
 # ENOMEM of errno.h.
 NO_MEMORY = 12
@@ -72,11 +73,11 @@ class Gone(BaseException):
 
 
 class Refused(BaseException):
-    """The arguments of a request cannot be sent."""
+    """The arguments of a request cannot be encoded."""
 
 
 class RemoteError(Exception):
-    """Raised for an exception of the other process whose class is not built in."""
+    """Raised for an exception of the other process whose class is not a built-in class."""
 
 
 class Agent:
@@ -88,7 +89,7 @@ class Agent:
         self.confine = confine
         # Objects and stand-ins by (origin, id) of their handles.
         self.objects: dict[tuple[int, int], Any] = {}
-        # Handles of `objects` by the object's address.
+        # Handles of the objects in `objects`, keyed by the object's address.
         self.handles: dict[int, values.Handle] = {}
         self.num_own = 0
         self.namespace: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class Agent:
         self.shared: frozenset[str] = frozenset()
         self.origin = 0
         self.asks = self.reading = False
-        # Reason why a request could not be sent, or "".
+        # Reason why a request could not be sent to the other process, or "".
         self.refused = ""
         self.nonce = b""
         self.asking = threading.RLock()
@@ -153,7 +154,7 @@ class Agent:
         return handle
 
     def keep(self, handle: values.Handle, value: Any) -> Any:
-        # The reference keeps the object alive, so that its address is not reused.
+        # The stored reference keeps the object alive, so that the object's address is not reused.
         self.objects[handle.key] = value
         self.handles[id(value)] = handle
         return value
@@ -168,7 +169,7 @@ class Agent:
         return "data" if self.is_shared(type(value)) else "object"
 
     def is_shared(self, kind: type) -> bool:
-        """Return whether the other process has this class too."""
+        """Return whether the other process has the same class too."""
         return kind.__name__ in self.shared and self.classes.get(kind.__name__) is kind
 
     def state_of(self, value: Any) -> dict[str, Any]:
@@ -186,7 +187,7 @@ class Agent:
                 object.__setattr__(value, name, each)
 
     def resolve(self, handle: values.Handle) -> Any:
-        """Return the object of a handle, or its stand-in."""
+        """Return the object to which a handle refers, or a stand-in of the object."""
         if handle.key in self.objects:
             return self.objects[handle.key]
         if handle.origin == self.origin:
@@ -200,7 +201,7 @@ class Agent:
         try:
             return object.__new__(self.classes[name])
         except (KeyError, TypeError):
-            # This process has no such class, or the constructor needs arguments.
+            # The class is unknown in this process, or its constructor needs arguments.
             return object.__new__(type(name, (), {}))
 
     def stand_in(self, handle: values.Handle) -> Any:
@@ -249,7 +250,7 @@ class Agent:
         """Execute a script as ``__main__`` until its threads and exit functions have ended."""
         try:
             code = compiled(source, "main.py")
-        except BaseException as error:  # a compiler error of the submission's source
+        except BaseException as error:  # The submission's source has a syntax error.
             return "compile_error", tuple(lineage(type(error))), words(error)
         module = fresh_module("__main__")
         reply: tuple[Any, ...] = ("ok", None, None, None)
@@ -272,7 +273,7 @@ class Agent:
         """
         try:
             code = compiled(source, "submission.py")
-        except BaseException as error:  # a compiler error of the submission's source
+        except BaseException as error:  # The submission's source has a syntax error.
             return "compile_error", tuple(lineage(type(error))), words(error)
         self.namespace = self.classes = fresh_module("submission").__dict__
         self.asks, self.shared = asks, frozenset(shared)
@@ -286,7 +287,7 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_method(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of an object. The first argument is the method's name."""
+        """Call a method of an object in this process. The first argument is the method's name."""
         name, *rest = args
         target = self.named(target)
         special = SPECIAL.get(name)
@@ -294,7 +295,8 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_get(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return a global, an object itself, or an attribute of an object."""
+        """Return the target of a handle: a global, an object itself, or an attribute of an
+        object."""
         target = self.named(target)
         return "ok", getattr(target, *args) if args else target, None, None
 
@@ -396,8 +398,8 @@ def take_numpy(numpy: Any, array: type) -> None:
 
 def fresh_module(name: str) -> types.ModuleType:
     sys.modules[name] = module = types.ModuleType(name)
-    # The submission gets the real built-in names,
-    # because the agent's file has its own copy of them.
+    # The submission gets the real built-in names, because the agent's file has its own copy of
+    # them.
     module.__dict__["__builtins__"] = builtins
     return module
 
@@ -410,14 +412,14 @@ def hash_of(value: Any) -> int | None:
     """Return an object's hash for its handle, or None if the object is not hashable."""
     try:
         return hash(value)
-    except BaseException:  # the `__hash__` of the submission's class can raise anything
+    except BaseException:  # The `__hash__` of the submission's class can raise any exception.
         return None
 
 
 def lineage(kind: type) -> list[str]:
     """Return the names of a class and its bases, in the order of method resolution.
 
-    The names of an exception end with its first built-in class.
+    The list of an exception's class names ends with the first built-in class.
     """
     found: list[str] = []
     for each in MRO(kind)[: values.MAX_NAMES]:
@@ -445,7 +447,7 @@ def flush() -> None:
     for stream in (sys.stdout, sys.stderr, OUTPUT, ERRORS):
         try:
             stream.flush()
-        except BaseException:  # the submission may have replaced or closed the stream
+        except BaseException:  # The submission may have replaced or closed the stream.
             continue
 
 

@@ -3,7 +3,7 @@
 An array is sent as its type, its shape and a flat list of its items. The worker decodes an array as
 an `Array`, because it never imports these packages. A sandboxed process that has numpy decodes an
 array as an array of numpy. The tests' process therefore computes with its own numpy, which no
-submission can change. Numbers of both packages are sent as Python's numbers.
+submission can change. Numbers of numpy and sympy are sent as Python's numbers.
 
 The zygote loads this file without the package, so it imports the standard library only.
 """
@@ -35,7 +35,8 @@ class Array:
         self.dtype, self.shape, self.items = dtype, shape, items
 
     def tolist(self) -> Any:
-        """Return the items as nested lists, or the only item of an array without dimensions."""
+        """Return an array's items as nested lists; for an array without dimensions, return the only
+        item."""
         return _nested(self.items, self.shape)
 
     def __eq__(self, other: object) -> bool:
@@ -155,7 +156,7 @@ def use_numpy(numpy: Any) -> type:
 
 
 def use_sympy(sympy: Any) -> None:
-    """Send sympy's numbers and truth values from this process as numbers of Python."""
+    """Send sympy's numbers and truth values from this process as Python's numbers and booleans."""
     _send(sympy.Integer, _plain(int))
     _send(sympy.Rational, _plain(lambda value: Fraction(int(value.p), int(value.q))))
     _send(sympy.Float, _plain(float))

@@ -1,19 +1,19 @@
 """Encode and decode the plain data sent between a worker and a sandboxed process.
 
 The codec uses neither pickle nor eval. A value is a tag of one byte and its parts, so decoding any
-bytes creates only the types in these tables. Most types are a tag before a simpler value: a set is
-a list of its members, a Fraction is two integers. Encoding calls no method of a possibly hostile
-object. Decoding raises only `Malformed`. Encoder and decoder limit the size, the depth and the
-number of values. The digits of numbers and the keys of equal hash are limited too, because long
+bytes creates only the types in these tables. Most types are sent as a tag before a simpler value: a
+set is a list of its members, a Fraction is two integers. Encoding calls no method of a possibly
+hostile object. Decoding raises only `Malformed`. Encoder and decoder limit the size, the depth and
+the number of values. The digits of numbers and the keys of equal hash are limited too, because long
 numbers and equal hashes are slow to read. The zygote loads this file without the package, so it
 imports the standard library only.
 
-The types in `EXACT` are sent as themselves. Built-in types, exception classes and collection types
-are sent by name. An object of a subclass, which a submission can define, is sent as the plain value
-of its base. A namedtuple is sent as a `Record`, a tuple with field names and the name of its type.
-Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded as `Iterator`.
-All other objects, functions and classes are sent as a `Handle`. A handle of kind "data" includes
-the object's attributes.
+Values of the types in `EXACT` are sent as themselves. Built-in types, exception classes and
+collection types are sent by name. An object of a subclass that a submission defined is sent as a
+plain value of the base type. A namedtuple is sent as a `Record`, a tuple with field names and the
+name of its type. Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded
+as `Iterator`. All other objects, functions and classes are sent as a `Handle`. A handle of kind
+"data" includes the object's attributes.
 
 An object that occurs twice in a message is decoded as two equal objects. A datetime's `fold` is
 lost. A decoded range can be longer than any list, so it must not be iterated.
@@ -58,9 +58,9 @@ BYTES_A_VALUE = 256
 MAX_DEPTH = 150
 # 78,000 decimal digits: comparing a longer integer with a Decimal is slow.
 MAX_INT_BYTES = 2**15
-# Maximum number of items read from an iterator, which can be endless.
+# Maximum number of items read from an iterator, because an iterator can be endless.
 MAX_ITEMS = 10_000
-# Maximum number of keys with the same hash, which Python compares with each other.
+# Maximum number of keys with the same hash; Python compares such keys with each other.
 MAX_EQUAL_HASHES = 32
 PACKED_FROM = 17  # number of items from which small ints or floats are packed
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
@@ -80,7 +80,7 @@ class Encoder:
         self.size = self.values = 0
         self.sent: set[tuple[int, int]] = set()  # keys of `states`
         self.states: list[Handle] = []  # handles that are sent with attributes
-        self.hashed = 0  # number of sets and dict keys around the current value
+        self.hashed = 0  # Number of sets and dict keys that enclose the current value.
         self.in_state = False
 
     def message(self, value: Any) -> bytes:
@@ -216,7 +216,7 @@ def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
     return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
 
 
-# Types that a submission can subclass. Unbound methods of the base read their values.
+# Built-in types that a submission can subclass. Unbound methods of the base read their values.
 BASES: dict[type, Put] = {
     int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
     float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),

@@ -33,7 +33,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
     """Execute one command. Never returns."""
     try:
         _serve(confine)
-    except BaseException as error:  # an error of any kind: the worker reads this message
+    except BaseException as error:  # Any exception is caught, because the worker reads the message.
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(70)
@@ -53,7 +53,7 @@ def _serve(confine: Callable[[dict[str, Any]], None]) -> None:
         _execute(request, confine)
     status = 0
     ended = 0
-    # As the first process of the namespace, this process also reaps the command's orphans.
+    # As the first process of its pid namespace, this process also reaps the command's orphans.
     while ended != command:
         ended, status = os.wait()
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)

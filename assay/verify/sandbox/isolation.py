@@ -1,11 +1,11 @@
 """Isolation of submissions, prepared once in the zygote and applied in each forked process.
 
-`Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. When
-the zygote ends, all processes forked from it end. `Isolation.prepare` replaces the zygote's view of
-the file system. `Isolation.enter` runs in each forked process before the process reads anything
-from its parent. `Isolation.enter` gives the process a pid, mount and IPC namespace, an empty small
-/tmp, an unprivileged user without capabilities, and Landlock rules. `Isolation.confine` comes last,
-when the limits are
+`Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. The
+end of the zygote also ends all processes forked from it. `Isolation.prepare` replaces the zygote's
+view of the file system. `Isolation.enter` runs in each forked process before the process reads
+anything from its parent. `Isolation.enter` gives the process a pid, mount and IPC namespace, an
+empty small /tmp, an unprivileged user without capabilities, and Landlock rules. `Isolation.confine`
+comes last, when the limits are
 known: it sets resource limits, then the system call filter. The submission is executed after
     `Isolation.confine`.
 
@@ -72,7 +72,7 @@ class Isolation:
         # The death signal is tied to the thread that started this process, not to the whole worker.
         if self.settings["with_thread"] and not self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The worker can have ended before the death signal was set.
+        # The worker can have ended before the death signal was set in the child.
         if os.getppid() != self.settings["parent"]:
             os._exit(0)
         if self.unsafe:
@@ -97,7 +97,7 @@ class Isolation:
 
         Raises OSError.
         """
-        # These files are opened now, because the new root has no /proc.
+        # These files are opened before the root changes, because the new root has no /proc.
         self.own_memory = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self.own_threads = os.open("/proc/self/task", os.O_RDONLY | os.O_CLOEXEC)
         if self.unsafe:
@@ -129,7 +129,7 @@ class Isolation:
         os.close(self.own_memory)
         os.close(self.own_threads)
         if threads != 1:
-            # A fork copies only the calling thread.
+            # After a fork, the child has only the thread that called fork.
             # A lock that another thread held at the fork would never be released in the child.
             raise OSError(f"the packages start {threads - 1} threads when they are imported")
 
@@ -138,20 +138,20 @@ class Isolation:
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
-        # The zygote first returns to its own pid namespace,
-        # because a second unshare without this return fails with EINVAL.
+        # The zygote first returns to its own pid namespace, because a second unshare without this
+        # return fails with EINVAL.
         kernel.setns(self.own_pids, kernel.NEWPID)
         kernel.unshare(kernel.NEWPID)
 
     def after_reap(self, folder: str) -> None:
-        """Remove the folder of a process without isolation."""
+        """Remove the temporary folder that a process without isolation used."""
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
 
     def enter(self, execute: bool = False) -> Callable[[dict[str, Any]], None]:
         """Isolate this forked process. Return `confine`, which the process calls later.
 
-        execute: the process may execute programs, also those in its own folder.
+        execute: whether the process may execute programs, also programs in its own folder.
         """
         if self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -208,9 +208,10 @@ class Isolation:
         ):
             if self.unsafe and name == resource.RLIMIT_NPROC:
                 # Without isolation,
-                # the limit of processes would also count the trainer's own processes.
+                # The kernel's limit of processes per user would also count the trainer's own
+                # processes.
                 continue
-            # The worker can have a lower hard limit, which an ordinary user cannot raise.
+            # The worker's hard limit can be lower, and an ordinary user cannot raise it.
             _, hard = resource.getrlimit(name)
             bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(name, (bound, bound))
@@ -220,7 +221,7 @@ class Isolation:
 
 
 def readable_folders() -> list[str]:
-    """Return the folders of the standard library, with links resolved."""
+    """Return the folders of Python's standard library, with resolved links."""
     library = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     library |= {os.path.dirname(os.path.realpath(os.__file__))}
     return sorted({os.path.realpath(path) for path in library if path and os.path.isdir(path)})
@@ -229,7 +230,7 @@ def readable_folders() -> list[str]:
 def build_root(folders: list[str], packages: list[str], toolchain: list[str]) -> None:
     """Create a small read-only root with ``folders``, four devices, and an empty /tmp.
 
-    packages: files and folders that become visible in `PACKAGES`.
+    packages: files and folders that become visible below the folder `PACKAGES`.
     toolchain: folders of compilers, and links to these folders.
     """
     # The root becomes private, so that no later mount propagates to the host.
@@ -252,7 +253,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
             continue
         os.makedirs(folder, exist_ok=True)
         bind(f"/.outside{folder}", folder)
-        # An empty file system is mounted here, because it hides the host's installed packages.
+        # An empty file system is mounted here, so that the host's installed packages are hidden.
         site = os.path.join(folder, "site-packages")
         if os.path.isdir(site):
             flags = QUIET | kernel.MS_RDONLY
@@ -275,7 +276,7 @@ def build_root(folders: list[str], packages: list[str], toolchain: list[str]) ->
     os.makedirs("/tmp", exist_ok=True)
     kernel.unmount("/.outside")
     os.rmdir("/.outside")
-    # The root becomes read-only last, because the folders above had to be created.
+    # The root becomes read-only in the last step, because earlier steps create folders in it.
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | QUIET)
 
 

@@ -19,7 +19,7 @@ ADDR_NO_RANDOMIZE = 0x40000
 PR_SET_DUMPABLE = 4
 PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 CAPABILITY_VERSION = 0x20080522
-# The Landlock calls have the same numbers on every architecture.
+# Landlock's system calls have the same numbers on every architecture.
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -48,7 +48,7 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
 def same_addresses() -> bool:
     """Disable address randomization for the next program that this process executes.
 
-    Return False if randomization is already disabled or cannot be disabled.
+    Return False if address randomization is already disabled or cannot be disabled.
     """
     now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
     if now < 0 or now & ADDR_NO_RANDOMIZE:
@@ -91,7 +91,8 @@ def drop_capabilities_from_bounds() -> None:
         try:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
-            # The number is above the kernel's last capability, or the call is not permitted.
+            # The capability's number is above the kernel's last capability, or the call is not
+            # permitted.
             break
 
 
@@ -102,7 +103,10 @@ def drop_capabilities() -> None:
 
 
 def landlock_version() -> int:
-    """Return the version of the kernel's Landlock interface. 0: the kernel has no Landlock."""
+    """Return the version of the kernel's Landlock interface.
+
+    Returns 0 if the kernel has no Landlock.
+    """
     try:
         return _call("landlock", LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -110,7 +114,7 @@ def landlock_version() -> int:
 
 
 def landlock(version: int, writable: str, execute: bool = False) -> None:
-    """Allow only reading everywhere and writing below the folder ``writable``.
+    """Allow reading everywhere, and writing only below the folder ``writable``.
 
     version: result of `landlock_version`.
     execute: also allow the execution of readable files.

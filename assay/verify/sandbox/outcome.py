@@ -54,11 +54,11 @@ class Outcome:
 
     - ``ok``: the code returned `value`.
     - ``exception``: the code raised. `error` is a text such as "ValueError: ...", and `error_names`
-      has the names of the exception's class and its bases.
+      has the names of the exception's class and of its base classes.
     - ``compile_error``: the source does not compile.
-    - ``timeout``: the process reached its CPU time limit, or idled for too long.
-    - ``memory``: the code raised MemoryError, or the kernel killed the process for its memory.
-    - ``output``: the process wrote more than allowed.
+    - ``timeout``: the process reached its CPU time limit, or was idle for too long.
+    The list item before the change decides whether a path with a selector matches.
+    - ``output``: the process wrote more bytes than its limit allows.
     - ``died``: the process ended, or sent invalid data.
     - ``unsupported``: the value cannot be sent, because it is too large or too deep.
 
@@ -84,5 +84,5 @@ class Outcome:
 
     @property
     def error_type(self) -> str:
-        """Name of the error's class, or ""."""
+        """Name of the exception's class, or ""."""
         return self.error_names[0] if self.error_names else ""

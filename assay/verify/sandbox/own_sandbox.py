@@ -1,4 +1,4 @@
-"""One sandbox for the commands of a verifier in each process."""
+"""A sandbox for a verifier's commands, with one instance in each process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Test the isolation from inside, as the first program of a sandbox.
 
-Kernel versions and capabilities do not show what a host really allows. So `PROGRAM` tries to break
-each isolation measure, and prints the names of the broken measures.
+Kernel versions and capabilities do not show what a host really allows. The program `PROGRAM` tries
+to break each isolation measure, and prints the names of the broken measures.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def program() -> str:
 
 
 def isolation_faults(outcome: Outcome) -> str:
-    """Return the broken isolation measures in the probe's outcome, or "" if all measures hold."""
+    """Return the isolation measures that the probe broke, or "" if all measures hold."""
     if outcome.status != "ok":
         return f"the probe ended with {outcome.status}: {outcome.error} {outcome.stderr[-300:]}"
     names = outcome.stdout.split("\n")[:-1]

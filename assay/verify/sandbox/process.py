@@ -13,16 +13,18 @@ import time
 from assay.verify.sandbox.codec import MAX_BYTES, U32
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-# Maximum seconds between two checks of the clocks.
+# Maximum number of seconds between two checks of the clocks.
 POLL_SECONDS = 0.1
 # Shorter idle intervals do not count, because waking up a process takes time.
 MIN_IDLE_SECONDS = 0.01
-# Maximum bytes of output read per process: two streams of 16 MiB (FILE_BYTES).
+# Maximum bytes of output that are read per process: two streams of 16 MiB (FILE_BYTES).
 MAX_OUTPUT = 32 * 2**20
 
 
 class Ended(Exception):
-    """The process has ended or must end. ``status`` and ``text`` become fields of the Outcome.
+    """The sandboxed process has ended or must end.
+
+    ``status`` and ``text`` become fields of the Outcome.
 
     by_itself: the worker did not kill the process, so its wait status has the reason.
     """
@@ -52,7 +54,7 @@ class Process:
         self.at_end = False
         self.clock = _cpu_clock(self.pid)
         self.idle = 0.0
-        # Wall time and CPU seconds at the start of the current interval.
+        # Wall time and CPU seconds at the start of the current check interval.
         self.mark = (time.monotonic(), 0.0)
         # Seconds in which the process, and the worker, waited for a processor.
         self.waited = [0.0, _waited_here()]
@@ -61,7 +63,7 @@ class Process:
         self.output_limit = 2**20
         # Number of bytes of each output file that were already reported.
         self.seen = [0, 0]
-        # Number of output bytes read. A process can truncate a file and write it again.
+        # Number of output bytes read. A process can truncate its output file and write it again.
         self.taken = 0
         self.next_look = 0.0
         self.poller = select.poll()
@@ -94,7 +96,7 @@ class Process:
         self.next_look = self.mark[0] + self.pause()
 
     def count_idle(self) -> None:
-        """Add the time in which the process neither ran nor waited for a processor to `idle`.
+        """Add to `idle` the time in which the process neither ran nor waited for a processor.
 
         Time in which the worker waited for a processor does not count, because the reply may have
         arrived meanwhile.
@@ -123,7 +125,8 @@ class Process:
 
     def look(self) -> None:
         """Check the limits if a check is due. Raises Ended."""
-        # Also called while data arrives: a process could otherwise avoid the checks by writing.
+        # The limits are also checked while data arrives: otherwise a process could avoid the checks
+        # by writing.
         if time.monotonic() >= self.next_look:
             self.check()
             self.next_look = time.monotonic() + self.pause()
@@ -133,7 +136,7 @@ class Process:
             raise Ended("timeout", f"more than {self.cpu_limit:g} s of CPU time")
 
     def check(self) -> None:
-        """Raise Ended if the process exceeds a limit."""
+        """Raise Ended if the sandboxed process exceeds a limit."""
         self.check_cpu()
         self.count_idle()
         self.check_idle()
@@ -145,11 +148,11 @@ class Process:
                 raise Ended("output", f"wrote more than {self.output_limit} bytes")
 
     def pause(self) -> float:
-        """Return the seconds until the next check.
+        """Return the number of seconds until the next limit check.
 
         The pause before the next check is short when the process is near its CPU limit.
         """
-        # A process near its limit could exceed the limit by a whole pause.
+        # Near its limit, a process could exceed the limit by a whole pause between two checks.
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
         return min(POLL_SECONDS, max(0.002, left / 4))
 
@@ -189,7 +192,7 @@ class Process:
                 self.wait(select.POLLIN)
 
     def read(self) -> bool:
-        """Read the data that has arrived. Return False if no data has arrived."""
+        """Read the data that has arrived. Return False if no data from the process has arrived."""
         if self.at_end:
             return False
         try:
@@ -282,7 +285,7 @@ def _cpu_clock(pid: int) -> int:
 def memory_file(name: str, data: bytes | None = None) -> int:
     """Return a descriptor of an anonymous file in memory.
 
-    data: content that nobody can change. None: an empty file that can be written.
+    data: content that nobody can change. The value None provides an empty writable file.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     if data is not None:

@@ -1,4 +1,4 @@
-"""The worker's side of the sandbox: one zygote, and sessions forked from it."""
+"""Maximum number of nested values in a JSON answer."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ _origins = itertools.count(1)
 
 
 class Sandbox:
-    """Run untrusted Python. A context manager, for one thread at a time.
+    """Run untrusted Python. The class is a context manager, for one thread at a time.
 
     unsafe: run without isolation, if the user waived isolation. Without isolation, only limits of
         CPU time, memory and output apply.
-    packages: packages that programs may import. Each process has the packages loaded at its start.
+    packages: packages that programs may import. Each forked process has the packages that were
+        loaded at the process's start.
     toolchain: folders that commands may read and execute from (`toolchain.execute`).
     facts: description of the isolation.
 
@@ -139,10 +140,10 @@ class Sandbox:
         )
 
     def _probe(self) -> None:
-        """Test the isolation from inside, once per worker process and set of packages."""
+        """Try to break the isolation from inside, once per worker process and set of packages."""
         key = (os.getpid(), os.geteuid(), self.packages)
         # The probe would report the folders of a toolchain as visible files of the host.
-        # The tests try to break the isolation of commands separately.
+        # The isolation of commands has tests of its own, which try to break the isolation.
         if self.unsafe or self.toolchain or key in _probed:
             return
         wrong = probe.isolation_faults(self.run(probe.program(), "", probe.LIMITS))
@@ -195,8 +196,9 @@ class Sandbox:
     ) -> Session:
         """Execute a module in a fresh process and keep the process for calls.
 
-        on_call: function ``(verb, target, args, kwargs) -> value or Answer``. The process gets a
-            built-in function ``call_out`` with these parameters, which calls ``on_call``.
+        on_call: function with the signature ``(verb, target, args, kwargs) -> value or Answer``.
+            The process gets a built-in function ``call_out`` with these parameters; each call of
+            ``call_out`` calls ``on_call``.
         shared: names of the module's classes whose objects are sent with their attributes.
         """
         session = self._session(limits, b"", on_call)
@@ -254,7 +256,8 @@ class Sandbox:
             with contextlib.suppress(OSError, SandboxTrouble, ValueError):
                 self.control.send(f"reap {process.number}".encode())
                 return int(self._reply().removeprefix("status "))
-        # The zygote and its forked processes have ended. The next fork starts a new zygote.
+        # The zygote and its forked processes have ended.
+        # After the end of a zygote, the next fork starts a new zygote.
         self.broken = True
         return signal.SIGKILL
 
@@ -298,7 +301,8 @@ def sandbox_report() -> list[tuple[str, bool, str]]:
 def _map_users(pid: int) -> str:
     """Map users into a process's user namespace.
 
-    Root maps itself and "nobody". Another user can only map itself, as "nobody".
+    Root maps itself and "nobody". A user who is not root can map only their own id, as the user
+    "nobody".
     """
     user, group = os.geteuid(), os.getegid()
     if user == 0:

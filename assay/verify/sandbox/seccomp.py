@@ -1,9 +1,10 @@
 """The system call filter for submissions (seccomp, classic BPF, assembled here).
 
-ALLOWED calls are permitted, and CHECKED calls are permitted for some arguments. REFUSED calls fail
-with EPERM ("not permitted"). All other calls, including newer ones, fail with ENOSYS ("does not
-exist"), so that a C library falls back to older calls. The tables are in ``system_calls.txt``. The
-zygote loads this file without the package, so it imports the standard library only.
+ALLOWED calls are permitted, and CHECKED calls are permitted for some arguments. The calls in
+REFUSED fail with EPERM ("not permitted"). All other calls, including newer ones, fail with ENOSYS
+("does not exist"), so that a C library falls back to older calls. The tables are in
+``system_calls.txt``. The zygote loads this file without the package, so it imports the standard
+library only.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def numbers(table: str, column: int) -> dict[str, int]:
 
 
 def argument(index: int) -> Instruction:
-    """Return the instruction that loads the low 32 bits of a call's argument."""
+    """Return the seccomp instruction that loads the low 32 bits of a system call's argument."""
     return (LOAD, 0, 0, OFFSET_ARGS + 8 * index)
 
 
@@ -58,7 +59,7 @@ def refuse(code: int) -> Instruction:
 def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruction]:
     """Return instructions that allow a call if one argument is in ``values``.
 
-    otherwise: error number for all other values.
+    otherwise: error number that the filter returns for all other values.
     """
     steps = [argument(index)]
     for value in values:
@@ -115,7 +116,7 @@ def program(
     steps: list[Instruction] = [
         (LOAD, 0, 0, OFFSET_ARCH),
         (EQUAL, 1, 0, architecture),
-        # Calls of another architecture have other numbers, so none of them can be checked.
+        # System calls of another architecture have other numbers, so none of them can be checked.
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, OFFSET_NR),
     ]
@@ -146,7 +147,7 @@ def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Inst
 
 
 def search(runs: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """Return instructions that find the run of a call number by binary search.
+    """Return seccomp instructions that find the range of a system call number by binary search.
 
     Raises ValueError if a jump spans more than 255 instructions, the limit of classic BPF.
     """
@@ -178,7 +179,7 @@ class Filter:
         self.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
     def install(self) -> None:
-        """Install the filter in this process permanently. Raises OSError."""
+        """Install the system call filter permanently in this process. Raises OSError."""
         for arguments in (
             (PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
             (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(self.header), 0, 0),

@@ -19,7 +19,8 @@ CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
-# Limits for the isolation of a process. A process above a limit is a failure of the sandbox.
+# Limits for an isolated process that runs a submission.
+# A process above a limit is a failure of the sandbox.
 START_CPU_SECONDS = 30.0
 START_IDLE_SECONDS = 60.0
 # Maximum number of values in all replies of one session.
@@ -58,9 +59,9 @@ class Session:
         # CPU seconds of all requests together, at which the kernel ends the process.
         self.total_cpu = total_cpu
         self.on_call, self._reap = on_call, reap
-        # Handles of the other process's objects that were sent to this process.
+        # Handles that were sent to this process and refer to objects of the other process.
         self.foreign: dict[tuple[int, int], Handle] = {}
-        # Nonce of the current request, which its reply must repeat.
+        # Nonce of the current request; the reply must repeat the nonce.
         self.nonce = b""
         self.ended: str | None = None
         # Wait status of the ended process. None while the process runs.
@@ -117,7 +118,7 @@ class Session:
         return self.request((verb, target, tuple(args), dict(kwargs or {})), limits)
 
     def request(self, message: tuple[Any, ...], limits: Limits | None = None) -> Outcome:
-        """Send one request and wait for the reply.
+        """Send one request to the process and wait for the reply.
 
         Raises Unsupported if an argument cannot be sent.
         """
@@ -245,7 +246,8 @@ class Session:
                         raise Ended("died", NONSENSE)
                     ahead = not self.process.silent()
                     answer = self.encode(self._answer(verb, target, args, kwargs))
-                    # The time since the process's request belongs to the worker.
+                    # The time between a process's request and the reply counts for the worker, not
+                    # for the process.
                     self.process.resume()
                     self.process.send(answer)
                 case (bytes(nonce), str(status), *rest) if nonce == self.nonce and status != "out":

@@ -198,7 +198,7 @@ def _ran(report: bytes, why: str, cpu_limit: float, memory_mib: int, stderr: str
     return Ran("failed", error, cpu_seconds=seconds)
 
 
-# Messages of run-time systems on standard error after a failed allocation.
+# Messages that language run-time systems write to standard error after a failed allocation.
 OUT_OF_MEMORY = (
     "std::bad_alloc",
     "java.lang.OutOfMemoryError",

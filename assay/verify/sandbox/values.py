@@ -46,7 +46,7 @@ NAMES = {each: name for name, each in TYPES.items()}
 
 
 class Malformed(ValueError):
-    """Raised for bytes that are no valid message, or a message above a limit."""
+    """Raised for bytes that are no valid message, and for messages above a size limit."""
 
 
 class Unsupported(ValueError):
@@ -58,10 +58,11 @@ class Handle:
 
     origin: number of the object's session.
     id: number of the object in its session.
-    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. A handle of
-        this kind is sent with `state`, the object's attributes.
-    names: names of the object's class and bases. A function has its own name only. A class has its
-        own name and those of its bases. The last name of an exception class is a built-in class.
+    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. If the class is
+        known in both processes, a handle is sent with `state`, the object's attributes.
+    names: names of the object's class and bases. A function has its own name only. The names of a
+        class are its own name and the names of its base classes. The last name of an exception
+        class is a built-in class.
     hash: the object's hash. None: the object is not hashable, or is data whose class defines no
         hash.
     """
@@ -89,7 +90,7 @@ class Handle:
 
 
 class Iterator:
-    """The first items of a submission's iterator.
+    """The first items that an iterator of the submission returned.
 
     complete: the iterator had no further items.
 

@@ -15,7 +15,8 @@ The worker sends the other requests:
 - ``fork`` with four descriptors (channel, stdin, stdout, stderr) forks a process. The reply is
   ``pid N`` with a pidfd of the process.
 - ``execute`` with four descriptors forks a process that executes a command (`commands`).
-- ``reap N`` waits for the process N. The reply is ``status S``, the wait status of N.
+- ``reap N`` waits for the process N. The reply to ``reap N`` is ``status S``, the wait status of
+process N.
 - The end of the socket's stream ends the zygote and all processes forked from the zygote.
 """
 
@@ -38,7 +39,7 @@ from typing import Any
 # Name of the package under which the sibling files are loaded.
 PACKAGE = "inside"
 SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent", "commands")
-# Modules that need shared libraries of the host, which the new root does not contain.
+# Modules that need shared libraries of the host, which are missing in the sandbox's root.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
 # Shared libraries of the host that packages may be linked with (PEP 600).
 # The zygote loads these libraries before the new root hides their files.
@@ -46,7 +47,7 @@ HOST_LIBRARIES = """
     libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2 libgcc_s.so.1
     libstdc++.so.6 libz.so.1 libgomp.so.1
 """
-# Submodules that are loaded with a package, because many programs use them.
+# Submodules that are loaded with a package at start-up, because many programs use them.
 COMMON = {
     "numpy": ("numpy.random", "numpy.linalg", "numpy.testing"),
     "scipy": ("scipy.special", "scipy.linalg", "scipy.optimize", "scipy.stats"),
@@ -175,7 +176,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> 
         else:
             break
     for pid, folder in folders.items():
-        # Without isolation there is no namespace whose end removes processes and files.
+        # Without isolation, no namespace removes processes and files at its end.
         if folder:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -223,6 +224,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # third-party modules can raise anything when imported
+    # Third-party modules can raise any exception when they are imported.
+    except Exception as error:
         # The worker reads the last line of standard error.
         sys.exit(f"{type(error).__name__}: {error}")

@@ -1,1 +1,2 @@
-"""Internals of `VerifierService`: jobs, worker processes and threads, cache, statistics."""
+"""Internals of the class `VerifierService`: jobs, worker processes and threads, cache,
+statistics."""

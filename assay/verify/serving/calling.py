@@ -13,7 +13,7 @@ from assay.types import Completion, Group, Problem
 from assay.verify.base import Part, Verifier, as_part
 
 WHOLE_GROUP = -1
-# Consecutive identical failures after which the rest of a batch is not tried.
+# If this many consecutive calls fail in the same way, the rest of a batch is not judged.
 MAX_ALIKE = 8
 # Maximum number of a row's keys in a hint.
 MAX_KEYS = 12
@@ -62,11 +62,13 @@ def judge_unit(
 
 
 def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
-    """Return one part per unit for a verifier that takes a batch. Units can be of different groups.
+    """Return one part per unit for a verifier that takes a batch.
 
-    units: (group, index of a completion). If the batch fails, each unit is judged alone, so that
-        only the faulty unit is not judged. After `MAX_ALIKE` identical failures the remaining units
-        are not tried.
+    The units of a call can belong to different groups.
+
+    units: pairs of a group and the index of a completion. If the batch fails, each unit is judged
+        alone, so that only the faulty unit is not judged. After `MAX_ALIKE` identical failures the
+        remaining units are not judged.
     """
     pairs = [(group.problem, group.completions[sibling]) for group, sibling in units]
     completions = [completion for _, completion in pairs]
@@ -89,7 +91,10 @@ def _parts(
     errors: Errors,
     problem: Problem | None = None,
 ) -> list[Part]:
-    """Return the parts of one call. If the call fails, return the same part for all completions."""
+    """Return the parts of one call.
+
+    If the call raises, return the same part for all completions.
+    """
     started, count = time.perf_counter(), len(completions)
     try:
         results = list(call())
@@ -121,7 +126,7 @@ def _share(started: float, count: int) -> float:
 
 def in_words(error: BaseException) -> str:
     """Return an error's type and message."""
-    # The `__str__` of a foreign exception may raise.
+    # The `__str__` of an exception from foreign code may raise.
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
@@ -139,7 +144,8 @@ def _explained(error: BaseException, problem: Problem) -> str:
 
 
 def _keys_hint(error: BaseException, problem: Problem) -> str:
-    """Return a hint if the verifier looked up a row's key on a wrong object or by a wrong name."""
+    """Return a hint if the verifier looked up a row's key on the wrong object or under the wrong
+    name."""
     keys, missed = list(problem.spec), getattr(problem.spec, "missed", None)
     here = ", ".join(keys[:MAX_KEYS]) or "none"
     if isinstance(error, KeyError) and missed is not None and error.args == (missed,):

@@ -121,7 +121,7 @@ class Configured:
         return self.verifier.takes != "completion" and not batch
 
     def executor_option(self, key: str) -> int:
-        """Return an option of the verifier's executor, or its default."""
+        """Return a verifier option that its executor reads, or the option's default."""
         return int(self.options.get(key, EXECUTOR_OPTIONS[self.verifier.executor][key]))
 
     @cached_property
@@ -234,7 +234,7 @@ def _place(problem: Problem, key: str) -> str:
 def facts_of(verifier: Verifier) -> dict[str, Any]:
     """Return the description of a user's verifier that a worker sends.
 
-    Raises TypeError if the description is not plain data.
+    Raises TypeError if the options contain anything but plain data.
     """
     facts = {key: getattr(verifier, key) for key in _STATED}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
@@ -273,7 +273,7 @@ def canonical(value: Any) -> str:
 
     Raises TypeError for a value that is not plain.
     """
-    # Only exact types are plain, because a subclass can have any `repr`.
+    # Only values of exact built-in types are plain, because a subclass can have any `repr`.
     # `repr` also gives True and 1 different texts, although they are equal keys of a dict.
     if value is None or type(value) in (str, int, float, bool):
         return repr(value)

@@ -28,7 +28,8 @@ Options = Mapping[str, Mapping[str, Any]]
 class JobEngine:
     """Sends the calls of jobs to executors, and collects the parts.
 
-    Safe to use from any thread. The executors' threads return parts by calling `deliver`.
+    The engine can be used from any thread. The executors' threads return parts by calling
+    `deliver`.
 
     on_event: function that is called with the lock held, so it need not be thread-safe.
     options: configured options by verifier.
@@ -49,7 +50,7 @@ class JobEngine:
         self.lock = threading.RLock()
         self.cache = VerdictCache(cache_bytes) if cache_bytes else None
         self.stats: dict[str, VerifierStats] = {}
-        # Statistics since the last call of `take_metrics`.
+        # Statistics that were collected since the last call of `take_metrics`.
         self._fresh: dict[str, VerifierStats] = {}
         self.closed = False
         how = (num_workers, deadline, options, spawn_worker)
@@ -95,7 +96,8 @@ class JobEngine:
                     self._news.notify_all()
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Drop jobs whose verdicts are no longer needed, and their queued calls."""
+        """Drop judging jobs whose verdicts are no longer needed, and remove their calls from the
+        queues."""
         with self.lock:
             for job in jobs:
                 job.cancelled = job.num_missing > 0
@@ -143,7 +145,10 @@ class JobEngine:
             stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
-        """Make the calls of a job that are now possible. Inline calls run in this thread."""
+        """Make the calls of a job that are now possible.
+
+        Calls of inline verifiers run in the calling thread.
+        """
         # Inline parts can make further calls possible, such as those of a later alternative.
         while calls := job.calls():
             by_executor: dict[tuple[str, str], list[Call]] = {}

@@ -17,10 +17,10 @@ from assay.verify.serving.calling import ANY_ERROR, judge_batch, judge_unit
 from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Call
 
-# Seconds for one network call, if the verifier has no limit.
+# Time limit of one network call in seconds, if the verifier has no limit.
 THREAD_SECONDS = 300.0
-# Seconds for one batch on the device. The limit is long,
-# because the first batch also loads the model.
+# Seconds for one batch on the device.
+# The limit is long, because the first batch also loads the model.
 DEVICE_SECONDS = 1800.0
 # Seconds to wait for a further call, while a batch is not full.
 LINGER = 0.002
@@ -84,7 +84,7 @@ class Executor:
 class ThreadExecutor(Executor):
     """Calls one verifier in threads of this process. Threads start when they are needed.
 
-    The executor of a device has one thread. If the verifier takes batches, this executor combines
+    A device's executor has a single thread. If the verifier takes batches, this executor combines
     many completions in one call.
     """
 
@@ -103,7 +103,7 @@ class ThreadExecutor(Executor):
         self.seconds = max(one.verifier.limits.seconds or limit, patience)
         self.num_lost = 0
         self._threads: list[threading.Thread] = []
-        # (start time, calls) by number of the batch.
+        # Values are (start time, calls), keyed by the number of the batch.
         self._running: dict[int, tuple[float, list[Call]]] = {}
         self._num_begun = 0
         self._num_idle = 0
@@ -134,7 +134,8 @@ class ThreadExecutor(Executor):
             late = [n for n, (since, _) in self._running.items() if now - since > self.seconds]
             for number in late:
                 since, calls = self._running.pop(number)
-                # Any thread may be removed from the list, because only its length matters.
+                # Any thread may be removed from the list, because only the length of the list
+                # matters.
                 self._threads.pop()
                 self.num_lost += 1
                 detail = f"no reply after {now - since:.1f} s; the call was given up"

@@ -40,7 +40,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        """Number of parts that the call returns."""
+        """Number of parts that a call of the verifier returns."""
         return len(self.job.group.completions) if self.sibling == WHOLE_GROUP else 1
 
     @property
@@ -57,8 +57,8 @@ class Job:
 
     A *cell* is a pair (index of a verifier, index of a completion). Each cell gets one part.
 
-    count: function that is called with each part: its verifier's name, the part, whether the cache
-        had the part, and whether a later alternative accepted.
+    count: function that is called with each part's verifier name, the part, whether the part came
+        from the cache, and whether a later alternative accepted.
     cancelled: the verdicts are no longer needed.
     awaited: a thread waits for the last part.
     """
@@ -76,7 +76,7 @@ class Job:
     _open: set[tuple[int, int]] = field(init=False)
     # Result of `problem_key` by index of the verifier.
     _prefixes: dict[int, bytes | None] = field(default_factory=dict[int, bytes | None])
-    # Completions with an equal text, which wait for the part of a running call, by cache key.
+    # Completions with equal text that wait for the part of a running call, by cache key.
     _equal: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Job:
         """Store the parts of a call: one part, or one part per completion of the group."""
         siblings = self._siblings if call.sibling == WHOLE_GROUP else (call.sibling,)
         for sibling, part in zip(siblings, parts, strict=True):
-            # A call for the whole group also returns parts for cells that are filled already.
+            # A call for a whole group also returns parts for cells that already have a part.
             if self._parts[call.index][sibling] is None:
                 self._put(call.index, sibling, part)
         if call.key is not None and self.cache is not None:
@@ -133,7 +133,8 @@ class Job:
     def _calls_of(self, index: int) -> list[Call]:
         """Return the possible calls of one verifier.
 
-        A verifier of whole groups is called when it is known which completions need its parts.
+        A verifier of whole groups is called as soon as the completions that need its parts are
+        known.
         """
         one = self.sum.verifiers[index]
         open_ones = [sibling for sibling in self._siblings if (index, sibling) in self._open]
@@ -177,7 +178,10 @@ class Job:
         return None
 
     def _is_wanted(self, index: int, sibling: int) -> bool | None:
-        """Return whether a term needs a verifier's part for a completion. None: not yet known."""
+        """Return whether a term still needs a verifier's part for a completion.
+
+        None: not yet known.
+        """
         if self.sum.verifiers[index].verifier.takes == "verdicts":
             known = all(None not in self._parts[first] for first in self.sum.chains[0])
             return True if known or self.sum.verifiers[index].error else None

@@ -28,8 +28,8 @@ MOST_AT_ONCE = 64
 BYTES_AT_ONCE = 1 << 16
 # Seconds of overhead per call, for encoding the request and decoding the reply.
 QUICKEST = 1e-4
-# Seconds of queued work above which several workers share the queue.
-# Waking a second thread for fewer seconds of work costs more time than it saves.
+# If the queued work takes more seconds than this, several workers share the queue.
+# If the queued work takes fewer seconds, waking a second thread costs more time than it saves.
 WORTH_SHARING = 0.02
 
 SpawnWorker = Callable[[str], Worker]
@@ -81,7 +81,7 @@ class Pool(Executor):
                 self._employ(self._new_worker())
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Queue the calls of one job."""
+        """Queue the calls of one judging job."""
         with self.changed:
             is_first = not self.queue
             self.queue.extend(calls)
@@ -94,7 +94,9 @@ class Pool(Executor):
                 self.changed.notify()
 
     def describe(self, name: str) -> Mapping[str, Any]:
-        """Let a worker import a user's verifier. Return its `facts_of`, or {error: reason}.
+        """Let a verifier worker import a user's verifier.
+
+        Return its `facts_of`, or {error: reason}.
 
         The worker is new, and it joins the pool if the pool has room. Raises WorkerDied if workers
         are lost for another reason than the import.
@@ -140,7 +142,10 @@ class Pool(Executor):
             self.watcher = None
 
     def abandon(self) -> None:
-        """Release the parent's workers in a forked child. The workers keep running."""
+        """Release the parent process's verifier workers in a forked child.
+
+        The workers keep running.
+        """
         for worker in self.workers:
             worker.release()
 
@@ -155,9 +160,9 @@ class Pool(Executor):
         self.spawn("assay-worker", self._work, worker, len(self.workers))
 
     def _work(self, worker: Worker | None, place: int) -> None:
-        """Send calls to a worker and its replacements until the pool is closed.
+        """Send calls to one worker, and to its replacements, until the pool is closed.
 
-        place: number of the worker, for `busy`.
+        place: number of the worker, used by `busy`.
         """
         while worker is not None and (calls := self._take()):
             while worker is not None and calls:
@@ -172,7 +177,8 @@ class Pool(Executor):
             # A closed executor has an empty queue, so the result is then empty.
             self.wait_for_calls()
             # An equal share of the queue keeps all workers busy.
-            # Fast calls are sent together, because a request costs more than the calls.
+            # Fast calls are sent together in one request, because a request costs more time than
+            # such calls.
             share = min(MOST_AT_ONCE, -(-len(self.queue) // self.num_workers))
             count = min(len(self.queue), max(share, int(WORTH_SHARING / self.pace)))
             return deque(self.queue.popleft() for _ in range(count))
@@ -196,8 +202,10 @@ class Pool(Executor):
                 seconds += sum(part.seconds for part in parts)
                 calls.popleft()
                 self.deliver(call, parts)
-            # Slow calls raise the estimate at once, and fast calls lower it slowly.
-            # A low estimate would put many slow calls into one request to a single worker.
+            # A slow call raises the estimate of seconds per call at once; a fast call lowers it
+            # slowly.
+            # A low estimate of the seconds per call would put many slow calls into one request to a
+            # single worker.
             self.pace = max(0.7 * self.pace, seconds / num_calls, QUICKEST)
             return worker
         except Lost as lost:
@@ -242,8 +250,8 @@ class Pool(Executor):
             if self._failed_starts >= MAX_FAILED_STARTS:
                 with self.changed:
                     self.workers.remove(worker)
-                # Without this limit of lost workers,
-                # a broken installation would start workers for ever.
+                # Without this limit of lost workers, a broken installation would start workers for
+                # ever.
                 raise WorkerDied(f"a verifier worker does not start ({code}): {detail}")
         if culprit is not None:
             reason = "timeout" if lost.kind == "overdue" else "error"
@@ -257,7 +265,10 @@ class Pool(Executor):
             return new
 
     def _end(self, worker: Worker, lost: Lost, name: str) -> tuple[str, str]:
-        """Kill and count a lost worker with its children. Return (detail, cause of the end)."""
+        """Kill and count a lost worker with its children.
+
+        Return (detail, cause of the worker's end).
+        """
         seconds, said = time.monotonic() - worker.since, worker.last_words()
         code = cause_of(worker.kill())
         end_orphans([worker.mark])
@@ -292,7 +303,7 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
 
 
 def _read(call: Call, data: Any) -> list[Part]:
-    """Return the parts of a call's reply. Raises Lost for an invalid reply."""
+    """Return the verifier parts in the reply to a call. Raises Lost for an invalid reply."""
     try:
         if data is None:
             return [Part.not_judged("error", "the group cannot be read by a worker")] * call.size

@@ -1,4 +1,4 @@
-"""The worker process that judges completions, as its owner sees it."""
+"""A worker process that judges completions, as seen by the process that started it."""
 
 from __future__ import annotations
 

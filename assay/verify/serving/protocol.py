@@ -62,7 +62,7 @@ def encode_part(part: Part) -> list[Any]:
 
 
 def decode_part(data: Sequence[Any]) -> Part:
-    """Decode `encode_part`. Raises ValueError or TypeError for any other data."""
+    """Decode `encode_part`. Raises ValueError or TypeError if the data is not a valid message."""
     value, score, passed, reason, extracted, detail, components, steps, seconds = data
     kinds = (passed, bool), (reason, str), (extracted, str)
     if any(one is not None and type(one) is not kind for one, kind in kinds):

@@ -1,4 +1,4 @@
-"""Weights that depend on the policy version only.
+"""Term weights that depend only on the policy version.
 
 Because no other state matters, a verdict's reward is the same after a resume, in a replay, and when
 a rollout log is judged again.

@@ -17,10 +17,10 @@ MAX_VERIFIERS = 16
 
 @dataclass(eq=False)
 class VerifierStats:
-    """Counts of one verifier's parts, and recent latencies in seconds.
+    """Counts of one verifier's parts, and the recent latencies in seconds.
 
     cache_hits: number of parts from the cache, which are excluded from latencies.
-    rescues_asked: number of parts of the verifier as a later alternative.
+    rescues_asked: number of parts that the verifier gave as a later alternative of a term.
     rescues_accepted: number of these parts that accepted the completion.
     """
 

@@ -25,7 +25,8 @@ def names_in(expression: str) -> tuple[str, ...]:
 
 
 class Sum:
-    """The weighted terms of an expression, and its verifiers without duplicates.
+    """The weighted terms of a verifier expression, and the verifiers of all terms without
+    duplicates.
 
     verifiers: the verifiers, aligned with `names`.
     chains: for each term, the indices of its verifiers in `verifiers`.
@@ -58,7 +59,10 @@ class Sum:
 
     @classmethod
     def of_error(cls, expression: str, error: str) -> Sum:
-        """Return the sum of an unusable expression. Every verdict of this sum is *not judged*."""
+        """Return a sum for an expression that cannot be used.
+
+        Every verdict of this sum is *not judged*.
+        """
         one = Configured.unusable(expression, error)
         # A term divides its name at "|", and there is one verifier here.
         name = re.sub("[|&]", "/", expression).replace(">=", " from ")
@@ -103,15 +107,15 @@ class Sum:
         return [(term.weight or 0.0) * times(term, policy_version) for term in self.terms]
 
     def first_part(self, parts: Sequence[Part]) -> Part:
-        """Return the part of the first term, given the parts of all verifiers."""
+        """Return the first term's part, computed from the parts of all verifiers."""
         return self._part_of(0, parts)
 
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
         """Return the verdict from one completion's parts, in the order of `names`.
 
-        The first term gives the score, status, extracted text and detail. The reward is the sum of
-        weight * value over the terms. The verdict is *not judged* if the first term, or any term of
-        nonzero weight, was not judged.
+        The first term gives the score, status, extracted text and detail. The reward is the sum
+        over the terms of weight * value. The verdict is *not judged* if the first term, or any term
+        of nonzero weight, was not judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
         found = [self._part_of(number, parts) for number in range(len(terms))]
@@ -128,7 +132,7 @@ class Sum:
             return Verdict.not_judged("error", self.label, detail=detail, **rest)
         weights = self.weights_at(policy_version)
         for index, (name, part) in enumerate(zip(terms, found, strict=True)):
-            # A term of weight 0 is a metric only, so its failure costs no verdict.
+            # A failed term of weight 0 costs no verdict, because the term is only a metric.
             if part.value is None and (weights[index] != 0.0 or index == 0):
                 many = len(self.names) > 1 or len(terms) > 1
                 detail = f"{name}: {part.detail}" if many else part.detail
@@ -164,7 +168,7 @@ class Sum:
         return found
 
     def accepts(self, number: int, place: int, part: Part) -> bool:
-        """Whether the verifier at a place of a term accepts, after its gate."""
+        """Whether the verifier at a position of a term accepts, after the verifier's gate."""
         return _through(part, self.terms[number].thresholds[place]).accepted
 
     def accepts_later(self, index: int, part: Part) -> bool:
@@ -176,11 +180,12 @@ class Sum:
         )
 
     def _part_of(self, number: int, parts: Sequence[Part]) -> Part:
-        """Return the part of a term, which combines the parts of its verifiers after their gates.
+        """Return a term's part, which combines the parts of the term's verifiers after their gates.
 
         Of alternatives, the first part that accepts is the result. If no part accepts and the last
         alternative did not judge, the result is *not judged*, because the last alternative reviews
-        the rejections. If all alternatives reject, the part with the highest score is the result.
+        the rejections. If all alternatives reject a completion, the part with the highest score is
+        the result.
         """
         term, chain = self.terms[number], self.chains[number]
         own = [
@@ -245,7 +250,8 @@ def _gate(threshold: float | None) -> str:
 
 
 def _through(part: Part, threshold: float | None) -> Part:
-    """Return a part after a gate: 1 and passed from the threshold on, else 0 and failed."""
+    """Apply a gate to a part: the value is 1 and the part passed from the threshold on, else 0 and
+    failed."""
     if threshold is None or part.value is None:
         return part
     # A mean of several answers can be below a threshold by a rounding error only.

@@ -97,12 +97,13 @@ class VerifierLoop(WorkerLoop):
         if mib == self.memory_mib:
             return
         self.memory_mib = mib
-        # Not every operating system supports RLIMIT_DATA.
+        # Some operating systems do not support RLIMIT_DATA.
         with suppress(ImportError, ValueError, OSError):
             import resource
 
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            # Only the soft limit changes: a lowered hard limit could not be raised again.
+            # Only the soft limit is lowered, because a lowered hard limit could not be raised
+            # again.
             soft = hard if mib is None else mib * 2**20
             soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

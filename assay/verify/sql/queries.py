@@ -32,7 +32,7 @@ from assay.verify.sql.results import Row, decoded, same_rows
 MAX_QUERY = 20_000
 MAX_STATEMENTS = 2_000_000
 MAX_DATABASES = 50
-# Characters of all rows of all databases together.
+# Maximum number of characters in the rows of all databases together.
 MAX_RESULT = 4_000_000
 MEMORY_MIB = 512
 # CPU seconds to fill all databases of a row.
@@ -62,7 +62,7 @@ class SqlSpec:
 
 
 class BadQuery(ValueError):
-    """Raised for a completion without a query."""
+    """Raised for a completion that contains no query."""
 
 
 def judge_sql(problem: Problem, completion: Completion) -> Part:

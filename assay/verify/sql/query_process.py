@@ -50,7 +50,8 @@ class TooMuch(Exception):
 
 
 class QueryClock:
-    """CPU seconds left for set-up and for queries, each of all databases together.
+    """CPU seconds that remain for set-up statements and for queries, each over all databases
+    together.
 
     A query must not use up the time of the next set-up, because a failed set-up is the row's fault.
     """
@@ -70,7 +71,7 @@ class QueryClock:
 
 
 def main() -> None:
-    """Run the request's query on each database, and print the result of each."""
+    """Run the query of the request on each database, and print each result."""
     with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
     clock = QueryClock({"setup": request["setup_seconds"], "query": request["seconds"]})
@@ -82,7 +83,8 @@ def main() -> None:
             line = json.dumps(result)
             room -= len(line)
             output.write(f"{line}\n")
-            # A process that is stopped has reported the databases before.
+            # Each result is flushed at once, so a process that is stopped has reported the
+            # databases before.
             output.flush()
 
 

@@ -14,7 +14,7 @@ _MOST_PAIRED = 200
 
 
 def decoded(rows: Sequence[Sequence[Any]]) -> list[Row]:
-    """Return the rows that `query_process` printed, with their reals and blobs."""
+    """Return the rows that `query_process` printed, with reals and blobs decoded."""
     return [tuple(_decoded(value) for value in row) for row in rows]
 
 
@@ -47,7 +47,7 @@ def same_rows(
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group rows by all values except numbers, of which only the place counts."""
+    """Group rows by all values except numbers; of a number, only the column counts."""
     groups: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         key = [

@@ -10,7 +10,8 @@ from assay.host.fields import Field, choice, flag, is_text
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part, Verifier
 
-# Unicode classifies these fillers and the empty braille pattern as visible letters or symbols.
+# Unicode classifies these invisible fillers and the empty braille pattern as visible letters or
+# symbols.
 _UNSEEN = frozenset("\u115f\u1160\u2800\u3164\uffa0\ufffc")
 
 
@@ -92,7 +93,7 @@ def _think_fault(text: str, think: ThinkFormat, filled: bool) -> str:
 def _split(
     text: str, open_tag: str, close_tag: str, opens: bool = True
 ) -> tuple[str, str, str, str]:
-    """Return (fault, text before the open tag, text between the tags, text after the close tag).
+    """Return the format fault, and the texts before, between and after the tags.
 
     opens: True if the text must contain the open tag, False if it must not.
     """
@@ -118,7 +119,7 @@ def _near_tag(text: str, open_tag: str, close_tag: str) -> str:
     near = next((tag for tag in found if tag not in (open_tag, close_tag)), "")
     if near or text.isascii():
         return near
-    # Without invisible characters, a text can contain more tags than before.
+    # After invisible characters are removed, a text can contain more tags than before.
     plain = "".join(char for char in text if _is_seen(char) or char.isspace())
     tags = [match[0] for match in pattern.finditer(plain)]
     return tags[0] if len(tags) > len(pattern.findall(text)) else ""

@@ -18,7 +18,8 @@ from assay.verify.instructions.languages import LANGUAGES, detect_language, scri
 
 # Sentences with fewer letters than this are combined, because no detector recognizes them.
 CHUNK = 40
-# Undecided words with fewer letters than this are ignored, or are decided by their script alone.
+# A word without a detected language is ignored if it has fewer letters than this, or its script
+# alone decides.
 LEAST_LETTERS = 40
 # Maximum number of characters that the detector reads.
 DETECTED = 2000
@@ -54,7 +55,7 @@ _SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"
 # A word in Latin letters has at least two letters, because a single letter is a variable.
 # Letters of another script form a word with their combining marks.
-# Each Chinese or Japanese character is a word.
+# In Chinese or Japanese text, each character counts as a word.
 _WORD = re.compile(
     rf"[{_SINGLE}]|[{_LATIN}][{_LATIN}\u0300-\u036f'’]+"
     rf"|[^\W\d_{_SINGLE}{_LATIN}][^\s\d!-/:-@\[-`{{-~。，、！？；：「」（）{_SINGLE}{_LATIN}]*"
@@ -76,11 +77,11 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
     Reads ``target``, ``part`` and ``threshold`` from the spec. ``part`` selects the reasoning, the
     answer, or all. If the reasoning has fewer than ten words, the whole text is read.
 
-    Each Chinese or Japanese character is a word. Code, formulas, numbers, tags and addresses do not
-    count, but words of a foreign script always count. A language with its own script is identified
-    by the script. Other languages are identified sentence by sentence, by their most common words
-    and otherwise by `detect_language`. A text without words passes. Source: DeepSeek-R1,
-    arXiv:2501.12948, section 2.3.2.
+    In Chinese or Japanese text, each character counts as a word. Code, formulas, numbers, tags and
+    addresses do not count, but words of a foreign script always count. A language with its own
+    script is identified by the script. Other languages are identified sentence by sentence, by
+    their most common words and otherwise by `detect_language`. A text without words passes. Source:
+    DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
     """
     target, threshold = TARGET.read(problem).lower(), THRESHOLD.read(problem)
     text = _read(completion, problem)
@@ -96,7 +97,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
         total += len(words)
     rest = " ".join(unsettled)
     if sum(map(str.isalpha, rest)) < LEAST_LETTERS and total > len(unsettled):
-        # The undecided words are too few for the detector, so the other words decide.
+        # Words without a detected language are too few for the detector, so the other words decide.
         total -= len(unsettled)
     elif _is_language(rest, target):
         right += len(unsettled)
