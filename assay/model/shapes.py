@@ -64,8 +64,7 @@ def check_hub_config(name: str, revision: str | None, cached: bool, where: str) 
     try:
         file = hf_hub_download(name, "config.json", revision=revision, local_files_only=cached)
         facts = as_object(Path(file).read_bytes())
-    # Catch any network failure, because Transformers asks again and reports the failure.
-    except Exception:
+    except Exception:  # Any network failure: Transformers retries and reports it.
         return
     _shapes_of(facts, where)
 

@@ -1,7 +1,7 @@
 r"""Verifiers: judge completions in worker processes with deadlines, and in sandboxes.
 
-Any trainer can use this package. From the rest of Assay, `assay.verify` imports only `assay.types`,
-`assay.errors`, `assay.host` and `assay.endpoint`.
+The package `assay.verify` can be used by any trainer. From the rest of Assay, `assay.verify`
+imports only `assay.types`, `assay.errors`, `assay.host` and `assay.endpoint`.
 
     is_right = checker("math")                   # a plain function of (text, gold answer)
     is_right("so it is \\boxed{5}", "5").reward  # 1.0; None: not judged
@@ -10,8 +10,8 @@ Any trainer can use this package. From the rest of Assay, `assay.verify` imports
         verdicts = service.judge(groups)         # whole groups, in any number of processes
 
 A user-defined verifier is a function of ``(problem, completion)`` or ``(problem, group)``, named
-``package.module:function``, or a `Verifier` with options and limits. Such a function returns a
-number, a dict, a `Part`, or None for *not judged*.
+``package.module:function``, or a `Verifier` with options and limits. A user's verifier function
+returns a number, a dict, a `Part`, or None for *not judged*.
 
 `assay.verify` is a package and cannot be called. `assay.judge` judges completions.
 """
@@ -39,7 +39,8 @@ __all__ = [
     "self_test",
 ]
 
-# Names are imported at their first use: a worker imports this package and needs few of them.
+# Names are imported when they are first used: a worker imports this package and needs few of the
+# names.
 _HOMES = {
     "Field": "assay.host.fields",
     "VerifierService": "assay.verify.service",

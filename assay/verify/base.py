@@ -1,8 +1,8 @@
 """Types of the verifier contract: `Verifier`, `Part`, `Limits`, and the conversion of results.
 
 A verifier judges one completion (or a whole group) and returns a `Part`. An expression such as
-``math*1.0 + think_format*0.1`` names verifiers and their weights. The first term of such a weighted
-sum of verifiers measures correctness.
+``math*1.0 + think_format*0.1`` names verifiers and their weights. In a weighted sum of verifiers,
+the first term measures correctness.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Takes = Literal["completion", "group", "verdicts", "batch"]
 # Maximum characters of `extracted`, and of `detail`, in a verdict.
 MAX_TEXT = 2000
 MAX_COMPONENTS = 64
-# Maximum characters of a module's source that a run records.
+# Maximum number of characters of a module's source that a run records.
 MAX_SOURCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """A known misjudgment of a verifier, with an example that the tests replay.
+    """A known misjudgment of a verifier, with an example on which the tests repeat it.
 
     what: description of the misjudgment.
     says, should_say: the verifier's status for the example, and the correct status.
@@ -64,7 +64,7 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
             read(Problem("", "", spec))
         except VerifierError as error:
             # Error messages use a placeholder problem, which has no id.
-            # `RowCheck` adds the row's name to the message.
+            # The caller, `RowCheck`, adds the row's name to the message.
             raise VerifierError(str(error).removeprefix("problem : spec.")) from error
 
     return check
@@ -77,7 +77,7 @@ class Limits:
     A limit of None means that the verifier sets no limit itself.
 
     seconds: wall time. None: the service's deadline applies.
-    cpu_seconds: CPU time of one test.
+    cpu_seconds: limit of CPU time for one test.
     memory_mib: memory of a worker's data during a judgment, or of a program in a sandbox.
     output_kib: KiB that a sandboxed program may write to each output stream.
     processes: threads of a sandboxed program, or processes of a sandboxed command.
@@ -92,7 +92,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The unweighted result of one verifier for one completion.
+    """The unweighted result of one verifier on one completion.
 
     value: any finite number, which the term's weight multiplies. None: not judged.
     score: correctness in [0, 1], needed only for the first term. A value of None means that `value`
@@ -113,7 +113,7 @@ class Part:
 
     @property
     def correctness(self) -> float | None:
-        """The score, or the value if there is no score."""
+        """The score of a part, or the value if the part has no score."""
         return self.value if self.score is None else self.score
 
     @property
@@ -135,42 +135,48 @@ class Verifier:
     judge: function whose signature depends on `takes`:
 
     - ``completion``: ``(problem, completion) -> result``. `as_part` lists the accepted results.
-    - ``group``: ``(problem, group) -> list of results``.
-    - ``verdicts``: ``(problem, group, parts) -> list of results``. ``parts`` are the parts of the
-      expression's first term, one per completion. Length rewards read correctness there.
+    - ``group``: the signature is ``(problem, group) -> list of results``.
+    - ``verdicts``: ``(problem, group, parts) -> list of results``. The argument ``parts`` has the
+      parts of the expression's first term, one per completion. Length rewards read correctness
+      there.
     - ``batch``: ``(list of (problem, completion)) -> list of results``, with mixed groups.
 
     executor: where the verifier runs. ``worker``: a process that is killed at its deadline. User
-        code requires a worker. ``thread``: threads of this process, for network calls. ``device``:
-        one thread of this process that shares the learner's device. ``inline``: the thread that
-        calls the service, for verifiers of pure arithmetic.
+        code requires a worker. ``thread``: the verifier runs in threads of the trainer's process,
+        for network calls. ``device``: one thread of this process that shares the learner's device.
+        ``inline``: the thread that calls the service, for verifiers of pure arithmetic.
     weight: default weight of the verifier as a later term (not the first) of a weighted sum.
     bounds: (lowest, highest) value of the verifier's parts. None: unknown.
     limits: limits that the worker or the sandbox enforces.
-    text_only: the verifier reads only a completion's text, think format and finish reason. The
-        service then sends no tokens and no rendered prompt to the worker.
-    cached: the verdict depends only on text, spec and version, so the service caches verdicts.
-    fallible: the verifier is a detector with a known error rate. The labelled set of a detector
-        measures its error rate, so wrong verdicts on the set do not stop a run from starting.
+    text_only: the verifier reads only a completion's text, think format and finish reason. For such
+        a verifier, the service sends no tokens and no rendered prompt to the worker.
+    cached: whether the verdict depends only on text, spec and version, so that the service caches
+        verdicts.
+    fallible: whether the verifier is a detector with a known error rate. The labelled set of a
+        detector measures the detector's error rate, so wrong verdicts on the set do not stop a run
+        from starting.
     measure_only: whether the value must not be used as a reward. A run refuses any weight except 0,
         unless the option ``as_reward`` is true.
-    by_itself: the verifier takes verdicts, but judges each completion independently.
-    modules, packages: modules and packages in the content hash besides the module of ``judge``. For
-        a built-in verifier the hash always covers its whole package.
+    by_itself: whether the verifier takes verdicts, but judges each completion independently of its
+        siblings.
+    modules, packages: modules and packages that the content hash covers besides the module of
+        ``judge``. For a built-in verifier the hash always covers its whole package.
     extra: name of the optional dependency group, such as ``judge`` for ``assay-rl[judge]``.
     check_options: called before a run. Raises VerifierError if the options are inconsistent or this
         machine does not support them.
     check_spec: function that is called when rows are loaded. Raises VerifierError for a spec that
-        is invalid although each key is valid. The message begins with the key.
-    evidence: function of the options. Returns facts that a run records, such as the hash of a
-        model.
-    versions: function of the options. Returns the versions of programs and packages on which
-        verdicts depend. The versions are part of the content hash, and a run records them.
-    lacks: function with a row's spec as its argument. Returns why this machine cannot judge the
-        row, or "". A run does not start if no row of the run can be judged on this machine.
+        is invalid although each key is valid. The error message begins with the key.
+    evidence: function of the options. The function `evidence` returns facts that a run records,
+        such as the hash of a model.
+    versions: function of the options. The function `versions` returns the versions of programs and
+        packages on which verdicts depend. A run records the versions, and the content hash includes
+        them.
+    lacks: function with a row's spec as its argument. The function `lacks` returns why this machine
+        cannot judge the row, or "". A run does not start if no row of the run can be judged on this
+        machine.
 
-    ``judge`` gets a problem whose spec also contains the configured options. A row's own keys
-    override these options.
+    The function ``judge`` gets a problem whose spec also contains the configured options. A row's
+    own keys override the verifier's configured options.
     """
 
     name: str
@@ -206,7 +212,7 @@ class Verifier:
 
     @property
     def compares_siblings(self) -> bool:
-        """Whether the result for a completion can depend on the other completions of its group."""
+        """Whether the verdict of a completion can depend on the other completions of its group."""
         return self.takes in ("group", "verdicts") and not self.by_itself
 
     @cached_property
@@ -230,7 +236,8 @@ class Verifier:
         return digest.hexdigest()[:12]
 
     def hash_with(self, versions: Mapping[str, str]) -> str:
-        """Return the content hash, extended by the `versions` of the options, if there are any."""
+        """Return the content hash; if the options have `versions`, the hash covers the versions
+        too."""
         if not versions:
             return self.hash
         lines = [self.hash, *(f"{name}=={version}" for name, version in sorted(versions.items()))]
@@ -238,7 +245,10 @@ class Verifier:
 
     @cached_property
     def source(self) -> dict[str, str]:
-        """Source text of each module in the content hash. Empty for a built-in verifier."""
+        """Source text of each module that the content hash covers.
+
+        Empty for a built-in verifier.
+        """
         home = str(getattr(self.judge, "__module__", ""))
         modules = dict.fromkeys([home, *self.modules])
         if home.startswith("assay."):
@@ -262,7 +272,7 @@ def resolve(name: str) -> Verifier:
     """
     place, _, pinned = name.partition("@")
     if place.startswith(REMOTE):
-        # The module is named in a string, because `remote` imports this module.
+        # The module is named in a string, because `remote` imports the module `base`.
         return find_object("assay.verify.remote:remote", name, VerifierError)(place, pinned)
     verifier = _load(BUILT_IN.get(place, place), name)
     if pinned and pinned != str(verifier.version):
@@ -343,7 +353,7 @@ def as_part(result: Any, seconds: float = 0.0) -> Part:
         part = _as_part(result)
         extracted = None if part.extracted is None else _text(part.extracted)
         return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
-    except Exception as error:  # methods of the foreign result can raise
+    except Exception as error:  # Methods of a foreign result can raise.
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
 
 
@@ -375,7 +385,10 @@ def _of_verdict(verdict: Verdict) -> Part:
 
 
 def _of_mapping(result: Mapping[str, Any]) -> Part:
-    """Convert a dict with ``score``, ``extracted`` and ``detail``. Other keys become components."""
+    """Convert a dict with the keys ``score``, ``extracted`` and ``detail``.
+
+    Other keys become components.
+    """
     if "score" not in result:
         raise ValueError('accepted: a dict with the key "score"')
     if result["score"] is None:
@@ -404,7 +417,8 @@ def _number(value: Any) -> float:
 
 def _components(components: Mapping[Any, Any]) -> dict[str, float]:
     # Each component becomes a metric.
-    # The number of components is limited, because a component per word would flood the log.
+    # The number of components is limited, because a verifier with a component per word would flood
+    # the log.
     if len(components) > MAX_COMPONENTS:
         raise ValueError(f"accepted: at most {MAX_COMPONENTS} components")
     return {_text(str(name))[:100]: _number(value) for name, value in components.items()}
@@ -413,12 +427,13 @@ def _components(components: Mapping[Any, Any]) -> dict[str, float]:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # the `__repr__` of a foreign value can raise
+    except Exception:  # The `__repr__` of a foreign value can raise.
         text = "a value without a repr"
     return f"{text[:200]} ({type(value).__name__})"
 
 
 def _text(text: Any) -> str:
     """Truncate a text and replace characters that UTF-8 cannot encode."""
-    # Verdicts are written to logs in UTF-8. A model can emit half of a surrogate pair.
+    # Verdicts are written to logs in UTF-8.
+    # The text is sanitized, because a model can emit half of a surrogate pair.
     return str(text)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

@@ -2,8 +2,8 @@
 
 ``+`` and ``-`` join terms, and ``*`` sets a weight. ``|`` joins alternatives: a later alternative
 judges only the completions that no earlier alternative accepted. ``&`` joins verifiers that must
-all accept. ``>=`` makes a gate of a value: 1 from the threshold on, else 0. The operators ``|``,
-``&`` and ``>=`` bind tightest, and one term has either ``|`` or ``&``.
+all accept. The operator ``>=`` turns a value into a gate: 1 from the threshold on, else 0. The
+operators ``|``, ``&`` and ``>=`` bind tightest, and one term has either ``|`` or ``&``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ _TOKEN = re.compile(
 _JOINTS = re.compile("[|&]")
 _VERSION = re.compile(r"@\d+(?=$|[|&>])")
 
-# Maximum characters of an expression. A server parses the untrusted expressions of its clients.
+# Maximum characters of an expression.
+# A verdict server parses the untrusted expressions of its clients.
 MOST_CHARACTERS = 4000
 
 
@@ -125,7 +126,7 @@ def parse_expression(text: str, where: str = "verifier") -> tuple[Term, ...]:
     gate (``judge>=0.7``), or several of them joined by ``|`` or by ``&``. Without a number the
     first term gets weight 1, and a later term gets its verifier's default weight.
 
-    Raises VerifierError with ``where`` and the column in its message.
+    Raises VerifierError, whose message contains ``where`` and the column.
     """
     if len(text) > MOST_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MOST_CHARACTERS:,}"
@@ -156,10 +157,10 @@ def is_allowed(name: str, allow: Collection[str]) -> bool:
 
 
 def check_importable(allow: Iterable[str]) -> None:
-    """Raise VerifierError for an allowed name whose package does not exist. Imports nothing."""
+    """Raise VerifierError if the package of an allowed name does not exist. Imports nothing."""
     for name in allow:
         package = re.split("[.:]", name)[0]
-        # Workers also import from the working directory, which a started command does not search.
+        # Workers import from the working directory too, which a started command does not search.
         beside = any(Path(package + end).exists() for end in ("", ".py"))
         known = package in sys.modules or beside
         if not package.isidentifier() or not (known or importlib.util.find_spec(package)):
@@ -191,8 +192,8 @@ class _Parser:
         while self.kind != "end":
             if self.token not in ("+", "-"):
                 self.fail("+, - or the end")
-            # The parser reads two signs, as in ``a + -0.1*b``: one between terms,
-            # and one before a weight.
+            # The parser reads two signs, as in ``a + -0.1*b``: one between terms, and one before a
+            # weight.
             found.append(self.term(self.sign() * self.sign()))
         return tuple(found)
 
@@ -223,7 +224,10 @@ class _Parser:
                 return Term(name, weight + 0.0)
 
     def joined(self) -> str:
-        """Parse ``name|name`` or ``name&name``. A weight after the last name applies to all."""
+        """Parse ``name|name`` or ``name&name``.
+
+        A weight after the last joined name applies to all joined verifiers.
+        """
         names: list[str] = []
         parts: list[str] = []
         joint = ""

@@ -34,7 +34,7 @@ FIRST_SECONDS = 10.0
 # Pauses double.
 PAUSE, LONGEST_PAUSE = 0.25, 10.0
 # Reason of a missing verdict, by the HTTP status of the server's reply.
-# Any other HTTP status gives the reason ``error``.
+# Any other HTTP status of the server gives the reason ``error``.
 REASONS: Mapping[int, NotJudgedReason] = {503: "unavailable", 504: "timeout"}
 REMEDY = "see that it is a server of assay verifier serve, of this version"
 FIELDS = (
@@ -67,7 +67,8 @@ def remote(place: str, pinned: str = "") -> Verifier:
         domain="completions that a verifier on a server judges, in any programming language",
         fields=FIELDS,
         bounds=None,
-        # The limit is above every `patience`, so that the server's own message arrives first.
+        # The limit is longer than every `patience` of the server, so that the server's own message
+        # arrives first.
         limits=Limits(seconds=MOST_SECONDS + 60),
         extra="judge",
         check_options=lambda options: _check(name, options),
@@ -118,7 +119,10 @@ def _parts(reply: Any, completions: Sequence[Completion], where: str) -> list[Pa
 
 
 def _part(verdict: Any, num_tokens: int, where: str) -> Part:
-    """Return the part of one verdict. A malformed verdict gives a part that is not judged."""
+    """Return the part that describes one verdict of the server.
+
+    A malformed verdict gives a part that is not judged.
+    """
     try:
         if verdict["score"] is None:
             known = verdict["reason"] in get_args(NotJudgedReason)
@@ -143,7 +147,7 @@ def _part(verdict: Any, num_tokens: int, where: str) -> Part:
 
 
 def _ask(options: Mapping[str, Any], method: str, path: str, limit: float, body: Any = None) -> Any:
-    """Return a server's reply. Retries while the server is full or cannot be reached.
+    """Return a server's reply. The client retries while the server is full or cannot be reached.
 
     limit: ``time.monotonic()`` at which the last retry ends. Raises EndpointFailure.
     """

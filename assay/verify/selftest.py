@@ -31,9 +31,10 @@ LABEL_KEYS = ("id", "prompt", "completion", "think", "expected", "kind", "note",
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """Result of a verifier on its labelled set.
+    """Result of a verifier's self-test on its labelled set.
 
-    false_accepts, false_rejects, not_judged: ids of the rows with an unexpected verdict.
+    false_accepts, false_rejects, not_judged: ids of the rows with an unexpected verdict, by kind of
+        error.
     median, p99: seconds per row.
     fallible: the verifier is a detector with a known error rate, so wrong verdicts are expected.
     skipped: reason why the verifier could not be called, or "".
@@ -51,12 +52,12 @@ class SelfTest:
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """Ids of all rows with an unexpected verdict."""
+        """Ids of all labelled rows with an unexpected verdict."""
         return (*self.false_accepts, *self.false_rejects, *self.not_judged)
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows with the expected verdict. None without rows."""
+        """Share of labelled rows with the expected verdict. None without rows."""
         return 1.0 - len(self.wrong) / self.rows if self.rows else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def labelled_names() -> tuple[str, ...]:
 
 
 def labelled_rows(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the labelled rows of a built-in verifier, if it has a set."""
+    """Yield the labelled rows of a built-in verifier that has a labelled set."""
     file = files("assay.verify") / "labelled" / f"{name}.jsonl"
     if file.is_file():
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -105,11 +106,12 @@ def self_test(
     deadline: float = 10.0,
     options: Options | None = None,
 ) -> Iterator[SelfTest]:
-    """Measure each named verifier (None: all) on its whole labelled set.
+    """Measure each named verifier (None: all verifiers) on its whole labelled set.
 
-    options: options by verifier, as in `VerifierService`. The labels assume the default options.
+    options: options by verifier, as in `VerifierService`. The labels assume the default options of
+        the verifier.
 
-    Raises VerifierError for a name without a labelled set.
+    Raises VerifierError for a verifier without a labelled set.
     """
     for name in names or ():
         if name not in labelled_names():
@@ -126,7 +128,7 @@ def self_test(
 
 
 def self_test_on(path: Path, verifier: str, **settings: Any) -> SelfTest:
-    """Measure a verifier on a user's labelled file, such as one from ``assay run audit``.
+    """Measure a verifier on a user's labelled file, such as a file from ``assay run audit``.
 
     settings: parameters of `VerifierService`.
 
@@ -213,7 +215,7 @@ def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str,
 
 
 def labelled_pair(name: str, row: Mapping[str, Any]) -> tuple[Problem, Completion]:
-    """Return (problem, completion) of a row, to be judged by a built-in verifier."""
+    """Return (problem, completion) of a labelled row, to be judged by a built-in verifier."""
     spec = {key: value for key, value in row.items() if key not in LABEL_KEYS}
     if isinstance(hidden := row.get("spec", {}), dict):
         spec |= hidden

@@ -1,9 +1,9 @@
-"""The verifier service: takes groups of completions and returns verdicts.
+"""The verifier service takes groups of completions and returns verdicts.
 
 Verifiers run in worker processes, in threads (network calls), in one thread that shares the
 learner's device, or inline (arithmetic). A worker that exceeds its deadline is killed, and its
 completion is not judged. A completion is also not judged if its verifier raises, dies or returns an
-invalid result. If one completion fails, the other completions of its batch are judged normally.
+invalid result. The other completions of the batch are judged normally.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.schedule import Schedule
 from assay.verify.serving.sums import Sum, names_in
 
-# A larger number of worker processes is probably a typing error. Each worker process imports numpy.
+# More worker processes than this are probably a typing error. Each process imports numpy.
 WORKERS_A_CORE = 16
-# Seconds of an import of a verifier's module, after which a message reports the slow import.
+# Seconds that an import of a verifier's module may take before a message reports the slow import.
 NOTICE_SECONDS = 10.0
 
 # For `after_fork`. Weak references let an unused service be collected and closed.
@@ -49,7 +49,7 @@ _services: weakref.WeakSet[VerifierService] = weakref.WeakSet()
 
 
 class GroupsJudging:
-    """Groups that are being judged. The end of the context cancels unfinished groups.
+    """Groups that are being judged. Leaving the context cancels unfinished groups.
 
     cancelled: event that the caller sets when the verdicts are no longer needed.
     """
@@ -61,16 +61,16 @@ class GroupsJudging:
         self._waiting: deque[Group] = deque()
 
     def add(self, group: Group) -> None:
-        """Start judging a group. Raises VerifierError for a reward that always fails."""
+        """Start judging a group. Raises VerifierError if a reward verifier always fails."""
         if group not in self._jobs:
             self._jobs[group] = self._service.submit(group)
             self._waiting.append(group)
-        # Finished groups are read here to report a reward that always fails while sampling.
+        # Finished groups are read here to report, while sampling, a reward that always fails.
         while self._waiting and not self._jobs[self._waiting[0]].num_missing:
             self._take()
 
     def verdicts(self, groups: Iterable[Group]) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts of submitted groups, once all are available."""
+        """Return the verdicts of all submitted groups, once all verdicts are available."""
         # Waiting for the last group first wakes this thread once instead of once per group.
         if self._waiting and not self._service.nothing_judged_yet:
             self._service.engine.wait(self._jobs[self._waiting[-1]], self._cancelled)
@@ -90,9 +90,7 @@ class GroupsJudging:
 
 
 class VerifierService:
-    """Judges groups by verifier expressions.
-
-    Yield (component, path, description) of each place where a resource violates its schema.
+    """Judges groups by verifier expressions, from any thread or from asyncio.
 
     default_expression: expression for problems without an expression of their own.
     by_tag: expressions by tag, for problems without an expression. The first known tag applies.
@@ -103,11 +101,10 @@ class VerifierService:
     options: options by verifier name. A row can set the same options by keys of the same names.
     schedule: multipliers of terms' weights by policy version (see `Schedule`).
     cache_mib: MiB for the cached verdicts of verifiers that allow a cache. 0: no cache.
-    give_up_after: number of first completions. If exceptions or deadlines leave a verifier's first
-        completions all without a verdict, judging raises VerifierError with the verifier's message.
-        None: never.
+    give_up_after: number of first completions. If errors or deadlines leave all of the first ones
+        without a verdict, judging raises VerifierError with the verifier's message. None: never.
     allow: Python modules, or ``module:object``, that a problem may name in addition to the names in
-        the default expression. No other code is imported for a problem.
+        the default expression. For a problem, no code is imported except the allowed modules.
     max_open: maximum number of problems' expressions that stay open, for a server whose clients
         send many expressions. If too many expressions are open, the least recently used expression
         is closed. None: no limit, so that `describe` covers each verifier that was used.
@@ -161,14 +158,13 @@ class VerifierService:
         self._failures: Counter[str] = Counter()
         self._verifiers: dict[str, Configured] = {}
         self._sums: OrderedDict[str, Sum] = OrderedDict()
-        # A user's verifier is imported by a worker at its first use, which also checks its options.
+        # A worker imports a user's verifier at its first use and then also checks its options.
         for name in self._options:
             if is_built_in(name) and (error := self._verifier(name).error):
                 raise VerifierError(error)
         self._open()
         clear_of_dead_parents()
-        # Workers start before they are needed, so that their imports run while the caller loads its
-        # model.
+        # Workers start early, so that their imports run while the caller loads its model.
         asked = [self._verifier(name) for name in names if is_built_in(name)]
         if any(one.verifier.executor == "worker" and not one.error for one in asked):
             self.engine.pool.start()
@@ -177,21 +173,20 @@ class VerifierService:
     def _open(self) -> None:
         # This lock is held while a verifier is built, which can take a minute if an import is slow.
         self._building = threading.RLock()
-        # Guards `_sums` only, so that known expressions are found during a slow import.
+        # The lock guards `_sums` only, so that known expressions are found during a slow import.
         self._ordering = threading.Lock()
         self.engine = JobEngine(*self._settings)
         self._finalizer = weakref.finalize(self, self.engine.close)
 
     def listen(self, on_event: Callable[..., None] | None) -> None:
-        """Send future events to ``on_event``, which replaces the ``on_event`` of the
-        constructor."""
+        """Send future events to ``on_event`` instead of the constructor's ``on_event``."""
         self._settings = (*self._settings[:2], on_event, *self._settings[3:])
         self.engine.on_event = on_event
 
     def after_fork(self) -> None:
-        """Replace the parent's threads, locks and workers. Called in a forked child."""
+        """Replace the parent's threads, locks and workers in a forked child."""
         self.engine.pool.abandon()
-        # The child must not close the parent's workers, and a lock can be held by a lost thread.
+        # The child must not close the parent's workers, and a lost thread can hold a lock.
         self._finalizer.detach()
         closed = self.engine.closed
         self._open()
@@ -207,21 +202,21 @@ class VerifierService:
             return jobs.verdicts(groups)
 
     def judging(self) -> GroupsJudging:
-        """Return a context that judges each added group while others are still sampled."""
+        """Return a context that judges each added group during the sampling of later groups."""
         return GroupsJudging(self)
 
     async def judge_async(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Judge without blocking the event loop. A cancelled call stops judging its groups."""
+        """Judge without blocking the event loop. Cancelling a call stops judging its groups."""
         cancelled = threading.Event()
         future: Future[list[tuple[Verdict, ...]]] = Future()
 
         def work() -> None:
             try:
                 future.set_result(self.judge(groups, cancelled))
-            except BaseException as error:  # `await` raises the exception again in the caller
+            except BaseException as error:  # `await` raises the exception again.
                 future.set_exception(error)
 
-        # The thread is a daemon, because the interpreter waits at exit for threads of an executor.
+        # The thread is a daemon, because the interpreter would wait for a thread pool at exit.
         threading.Thread(target=work, name="assay-judge", daemon=True).start()
         done = asyncio.wrap_future(future)
         try:
@@ -274,9 +269,8 @@ class VerifierService:
     def _raise_if_always_failing(self, verdicts: Iterable[Verdict]) -> None:
         """Raise VerifierError if a reward verifier failed on each of its first completions.
 
-        Exceptions and deadlines count as failures of the verifier. Verdicts with the reason
-        ``unavailable`` do not count as failures, because a server can be down for a while, and a
-        verifier can return None.
+        Exceptions and deadlines count as failures. Verdicts with the reason ``unavailable`` do not,
+        because a server can be down for a while, and a verifier can return None.
         """
         for verdict in verdicts:
             if verdict.judged or self._give_up_after is None:
@@ -301,7 +295,7 @@ class VerifierService:
     def check_problem(self, problem: Problem) -> None:
         """Raise VerifierError if a problem's spec is invalid for its verifiers.
 
-        The message has the key, its value and the accepted values. The check takes microseconds.
+        The message has the key, its value and the accepted values. A check takes microseconds.
         """
         sum = self._sum(self._expression(problem))
         if sum.error:
@@ -333,8 +327,8 @@ class VerifierService:
     def compares(self, problem: Problem) -> tuple[str, str] | None:
         """Return the verifier and the spec key with which two answers to a problem can be compared.
 
-        The verifier that compares is the first alternative of the expression's first term. Returns
-        None if the verifier has no field with `equates`.
+        The first alternative of the first term compares. Returns None if this verifier has no field
+        with `equates`.
         """
         sum = self._sum(self._expression(problem))
         first = sum.verifiers[sum.chains[0][0]].verifier.fields
@@ -352,7 +346,7 @@ class VerifierService:
         return self._sum(expression).warnings()
 
     def describe(self, also: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-        """Return {name: facts} of the default expression's verifiers and of those used so far.
+        """Return {name: facts} of all verifiers in the default expression or used so far.
 
         The facts are ``version`` and ``hash``, and if applicable ``options`` (a digest),
         ``checkpoint`` and ``source`` (the text of each module).
@@ -370,8 +364,7 @@ class VerifierService:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Returns `VerifierStats.summary` by verifier, and the numbers of killed and of died
-        workers."""
+        """`VerifierStats.summary` by verifier, and the numbers of killed and of died workers."""
         with self.engine.lock:
             counts = {name: each.summary() for name, each in self.engine.stats.items()}
             pool = self.engine.pool
@@ -382,7 +375,7 @@ class VerifierService:
         return self.engine.take_metrics()
 
     def close(self) -> None:
-        """Kill and reap the workers and close the executors. A second call has no effect."""
+        """Kill and reap all workers, and close the executors. A repeated call does nothing."""
         self.engine.closed = True
         self._finalizer()
 
@@ -463,8 +456,8 @@ class VerifierService:
 def checker(expression: str = "math", **settings: Any) -> Callable[..., Verdict]:
     """Return a verifier as a plain function ``(text, gold=None, **spec)`` that returns a `Verdict`.
 
-    gold: the accepted answer. The spec has this answer under the key by which the verifier compares
-        answers, or under ``answer`` if the verifier has no such key.
+    gold: the accepted answer. A problem's spec has the answer under the key by which the verifier
+        compares answers, or under ``answer`` if the verifier has no such key.
     settings: parameters of `VerifierService`.
 
     The returned function applies deadlines and can be called from any thread. The workers of the
@@ -503,6 +496,5 @@ def _renew() -> None:
         service.after_fork()
 
 
-# A forked child process, as of a data loader, has copies of a service's objects but none of its
-# threads.
+# A forked child, as of a data loader, has copies of a service's objects but no threads.
 os.register_at_fork(after_in_child=_renew)

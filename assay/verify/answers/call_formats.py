@@ -20,7 +20,7 @@ class NoCalls(ValueError):
 
 
 class BadCalls(ValueError):
-    """Raised if the text contains calls that cannot be parsed, or too many calls."""
+    """Raised if a text contains calls that cannot be parsed, or too many calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class FunctionCall:
     def typed(self, properties: Mapping[str, Any]) -> FunctionCall:
         """Return the call with its string arguments parsed as JSON or Python literals.
 
-        properties: the parameters' JSON schemas by name. An argument that its schema declares as a
-            string stays a string.
+        properties: the parameters' JSON schemas by name. An argument whose schema declares a string
+            stays a string.
         """
         if not self.as_text:
             return self
@@ -71,8 +71,8 @@ class CallMarkup:
 
     name: name of the format.
     pattern: regular expression for one region of call markup.
-    read: function that parses the calls in a matched region. The second argument of `read` parses
-        calls in plain text, for formats with JSON between tags.
+    read: function that parses the calls in a matched region. The second argument of `read` is a
+        function that parses calls in plain text, for formats with JSON between tags.
     """
 
     name: str
@@ -82,7 +82,7 @@ class CallMarkup:
 
 # A turn is clipped at its first special token, which usually ends the turn.
 # Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜> do not end a turn.
-# Both are rewritten to plain markers, so that clipping the turn keeps its calls.
+# Both formats are rewritten to plain markers, so that clipping the turn keeps its calls.
 _TOKEN = re.compile(r"<[|｜](tool[_▁][^|｜<>\s]{1,40})[|｜]>")
 _SECTION = re.compile(r"<@tool_calls(?:_section)?_(?:begin|end)@>")
 _LEFT = re.compile(
@@ -155,8 +155,9 @@ def _format(name: str, pattern: str, read: Any) -> CallMarkup:
 
 
 FORMATS = (
-    # Qwen's format also has <tool_call> around a call, so it comes before Hermes' format.
-    # Hermes' format would parse Qwen's XML as JSON and fail.
+    # Qwen's format also has <tool_call> around a call, so Qwen's format is tried before Hermes'
+    # format.
+    # Hermes' parser would read Qwen's XML as JSON and fail.
     _format(
         "qwen_xml",
         r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]{1,200})>(?P<body>.*?)</function>"

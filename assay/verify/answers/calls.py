@@ -38,10 +38,10 @@ _ARGUMENTS = ("arguments", "parameters", "args", "input")
 def read_calls(text: str) -> list[FunctionCall]:
     """Return the function calls of a reply.
 
-    Accepts ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or
-    ``{NAME: {...}}``, and the markup in `call_formats`. If a reply has call markup, calls outside
-    the markup count too. In a reply without call markup, only the last fenced block is parsed if
-    the reply has one.
+    Accepts ``[f(a=1), g(b="x")]``, JSON objects or lists of ``{"name", "arguments"}`` or ``{NAME:
+    {...}}``, and the markup in `call_formats`. If a reply has call markup, calls outside the markup
+    count too. In a reply without call markup, only the last fenced block is parsed if the reply has
+    one.
 
     Raises NoCalls if the reply contains no call, and BadCalls if a call is invalid.
     """
@@ -60,7 +60,7 @@ def read_calls(text: str) -> list[FunctionCall]:
 
 
 def is_attempt(text: str, names: Iterable[str]) -> bool:
-    """Return whether a text contains something like a call of one of the named functions."""
+    """Return whether a text contains a possible call of one of the named functions."""
     text, one = clipped(with_plain_tokens(text)), "|".join(map(re.escape, names))
     called = rf"(?<![\w.])(?:{one})(?:\(|\s+\(\s*(?:\)|[\"'\[{{]|[A-Za-z_]\w*\s*=))"
     keys = "|".join(_NAMES)
@@ -89,7 +89,7 @@ def calls_in(text: str, empty: str = "") -> list[FunctionCall]:
     except BadJson as error:
         raise BadCalls(f"no call: {error}") from error
     calls = [call for value in values for call in _of_json(value)]
-    # The reply "[]" states that no call is needed.
+    # A reply "[]" states that no call is needed.
     if calls or (values and not any(values)):
         return calls
     if empty or _LIKE_JSON.search(text):
@@ -139,8 +139,8 @@ def _value(node: ast.expr) -> Any:
 def _of_json(value: Any) -> list[FunctionCall]:
     """Return the calls in a JSON value, which is one call or a list of calls.
 
-    Return an empty list if no object in the value resembles a call. Raises BadCalls if only some
-    objects resemble calls.
+    Return an empty list if no object in the value resembles a function call. Raises BadCalls if
+    only some of the JSON objects resemble calls.
     """
     each = cast("list[Any]", value) if isinstance(value, list) else [value]
     calls = [_of_object(one) for one in each]

@@ -48,7 +48,8 @@ Labels = tuple[str, ...]
 class Options:
     """Labels of a question's options.
 
-    texts: each option's normalized text by label. The mapping is empty if the row gives no texts.
+    texts: each option's normalized text by label. The mapping of labels to texts is empty if the
+        row has no option texts.
     several: whether the expected answer is a set of several options, so that "A and C" is valid.
     """
 
@@ -57,7 +58,7 @@ class Options:
     several: bool
 
     def by_text(self, text: str) -> str | None:
-        """Return the label of the only option with this text.
+        """Return the label of the only option that has this text.
 
         The result is None if no option has this text, or if several options have this text.
         """
@@ -66,7 +67,7 @@ class Options:
         return found[0] if len(found) == 1 else None
 
     def has(self, label: str) -> bool:
-        """Return whether ``label`` is a label of the question, in either case."""
+        """Return whether ``label``, in upper or lower case, is a label of the question."""
         return label.upper() in self.labels
 
 
@@ -198,7 +199,7 @@ def _alone(content: str, options: Options) -> Labels:
         if options.texts[label] == plain(rest):
             return (label,)
         if options.by_text(rest):
-            # The label belongs to one option and the text to another.
+            # The label belongs to one option and the text to another option.
             return _UNSURE
     if not match["close"].strip(",") or says("wrong", rest):
         return _UNKNOWN
@@ -300,9 +301,9 @@ def _others(rest: str, label: str, options: Options) -> Labels:
 
 
 def _unmarked(text: str, options: Options) -> Labels:
-    """Return the choice of a text without answer marks.
+    """Return the choice that a text without answer marks makes.
 
-    The choice is searched in the last line, at the end of the text, and in the first line.
+    A choice is searched in the last line, at the end of the text, and in the first line.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     alone = [_alone(line, options) for line in lines]

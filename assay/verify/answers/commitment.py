@@ -17,15 +17,15 @@ from typing import Any
 from assay.verify.answers.tables import opens, pattern, says
 
 PHRASES = ("answer_line", "final_answer", "answer_is")
-# Characters at the end of a text in which an answer is searched.
+# Number of characters at the end of a text in which an answer is searched.
 MAX_TEXT = 100_000
-# Number of boxes and tags that are read, from the end of the text.
+# Number of boxes and tags that are read, counted from the end of the text.
 MAX_MARKS = 2000
-# Number of answer phrases that are read, from the end of the text.
+# Number of answer phrases that are read, counted from the end of the text.
 MAX_PHRASES = 100
 # Maximum nesting depth of boxes.
 MAX_NESTED = 8
-# Maximum number of characters of a JSON reply.
+# Maximum number of characters of a reply that is read as JSON.
 MAX_OBJECT = 2000
 # Maximum number of characters of a correction that replaces an answer.
 MAX_REPLACED = 40
@@ -93,7 +93,7 @@ _WRAPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A box or answer tag in a text.
+    """An answer mark: a box or an answer tag in a text.
 
     start, end: positions of the whole mark. inside: position at which the content starts.
     """
@@ -140,8 +140,8 @@ def clipped(text: str) -> str:
 def uncommented(text: str, marked: bool = False) -> str:
     """Remove HTML comments, because a renderer hides them.
 
-    marked: remove only comments that contain an answer mark. A comment without a mark can be part
-        of an answer in HTML.
+    marked: whether only comments that contain an answer mark are removed. A comment without a mark
+        can be part of an answer in HTML.
     """
     if "<!--" not in text:
         return text
@@ -225,10 +225,11 @@ def _boxes(text: str) -> Iterator[Mark]:
             if match["command"]:
                 yield Mark(match.start(), match.start("bare"), position, match["bare"])
             continue
-        # Braces are matched once for all boxes. One scan per box would take quadratic time.
+        # Braces are matched once for all boxes of a text.
+        # A separate scan for each box would take quadratic time.
         closing = _closings(text, position - 1) if closing is None else closing
         if position - 1 not in closing:
-            # The text was cut off inside this box, so this box has no answer.
+            # The text was cut off inside this box, so the box contains no complete answer.
             return
         inside, position = position, closing[position - 1]
         yield Mark(match.start(), inside, position, text[inside : position - 1])
@@ -268,7 +269,7 @@ def chosen(text: str, found: Iterable[Mark]) -> tuple[list[Mark], list[Mark]]:
 
 
 def _last_run(text: str, found: list[Mark]) -> list[Mark]:
-    """Return the last group of adjacent boxes and tags, which usually is a single box."""
+    """Return the last group of adjacent boxes and tags; the group usually is a single box."""
     # Two marks are adjacent if the text between them joins them, names alternatives, or is short.
     # A short text separates two marks if its words derive a new result, such as "so" or "gives".
     run = found[-1:]
@@ -285,7 +286,7 @@ def _last_run(text: str, found: list[Mark]) -> list[Mark]:
 
 
 def last_marks(text: str) -> list[Mark]:
-    """Return the last group of adjacent boxes and tags, without those that the text negates."""
+    """Return the last group of adjacent boxes and tags, leaving out those that the text negates."""
     return chosen(text, marks(text))[1]
 
 
@@ -312,8 +313,8 @@ def phrases(
 def is_negated(text: str, position: int, beside_box: bool = False) -> bool:
     """Return whether the words before an answer phrase negate it or attribute it to someone else.
 
-    beside_box: whether a box precedes the phrase. A phrase such as "the expected answer is" then
-        counts as negated, so that it does not overrule the box.
+    beside_box: whether the text has a box before the answer phrase. A phrase such as "the expected
+        answer is" after a box counts as negated, so that it does not overrule the box.
     """
     before = text[max(0, position - 80) : position]
     if says("denied", before) or _say_others(before) or (beside_box and says("another", before)):
@@ -351,7 +352,7 @@ def retraction(text: str, start: int) -> Mark | None:
 
 
 def _line_after(text: str, phrase: re.Match[str]) -> Mark | None:
-    """Return the line or fenced block after a phrase.
+    """Return the line or fenced block that follows an answer phrase.
 
     An emphasis or quotation mark whose partner is outside the line is removed.
     """
@@ -384,7 +385,8 @@ def _without_unpaired(content: str, opening: str, closing: str) -> str:
 def commitment(text: str) -> Commitment:
     """Return the final answer that a text marks; the answer has no parts if the text marks none.
 
-    A phrase after the last tag or box overrules that tag or box. Adjacent boxes give several parts.
+    An answer phrase after the last answer tag or box overrules the tag or box. Adjacent boxes give
+    several parts.
     """
     run = last_marks(text)
     end = run[-1].end if run else 0
@@ -405,7 +407,7 @@ def object_answers(text: str) -> list[str | float]:
     named = [value for key, value in values.items() if pattern("answer_key").fullmatch(key)]
     listed = named[0] if len(named) == 1 and isinstance(named[0], list) else named
     plain = all(isinstance(each, (str, int, float)) for each in listed)
-    # Compared by identity, because 1 == True in Python and the number 1 is an answer.
+    # Values are compared by identity, because 1 == True in Python and the number 1 is an answer.
     return listed if plain and len(named) == 1 and not any(each is True for each in listed) else []
 
 
@@ -423,7 +425,7 @@ def bare(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""Remove the fence, ``$``, ``\text{}`` or emphasis that wraps a whole text."""
+    r"""If a fence, ``$``, ``\text{}`` or emphasis wraps a whole text, remove the wrapping."""
     text = text.strip()
     for _ in range(8):
         if text[:1] not in _WRAPPERS:

@@ -60,7 +60,7 @@ _OPERATOR = re.compile(
 )
 # Words of capital letters, whose order matters: the vertices ABC, a ranking, a list of options.
 _CAPITALS = re.compile("(?:[A-Z]'*){2,}")
-# Operators and sizes with which evaluating a sum or integral may take minutes.
+# Names of operators, and maximum sizes, with which evaluating a sum or integral may take minutes.
 _ENDLESS = re.compile(r"\\(?:i+nt|oint)|binom|\d{3}|!")
 
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lgn]e|in|cup|cap) ")
@@ -74,7 +74,7 @@ class Parts:
     kind: ``list`` (``1, 2 and 3``), ``set`` (``{1, 2}``), or ``tuple`` (``(1, 2)``, ``[1, 2)``).
     labels: each item's name, as in ``x = 1, y = 2``. The name is "" if an item has no name.
     brackets: "" for a list without brackets, else the enclosing pair.
-    pieces: the items as written, with their names.
+    pieces: the collection's items as written, with their names.
     """
 
     kind: Literal["list", "set", "tuple"]
@@ -85,15 +85,13 @@ class Parts:
 
     @property
     def ordered_by_label(self) -> bool:
-        """Whether every item has a name and not all names are equal, as in ``x = 1, y = 2``."""
+        """Whether all items have names that are not all equal, as in ``x = 1, y = 2``."""
         return len(set(self.labels)) > 1 and all(self.labels)
 
 
 def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
-    """Return whether ``answer`` equals ``gold``.
-
-    Both answers must consist only of the answer, without other words.
-    """
+    """Return whether ``answer`` equals ``gold``. Both answers must consist only of the answer,
+    without other words."""
     a, b = canonical(gold), canonical(answer)
     if not a or not b:
         return False
@@ -106,7 +104,7 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     if expected is not None and found is not None and not (expected.listed or found.listed):
         return False
     if expected is not None and b != "e" and not re.search(r"[\d\\=]", b):
-        # A text of letters alone is no number.
+        # A text of letters without digits is no number.
         # Returning a result for a text of letters at this point avoids importing sympy.
         return False
     if (
@@ -116,10 +114,11 @@ def equivalent(gold: str, answer: str, policy: Policy = DEFAULT) -> bool:
     ):
         return False
     if expected is not None and found is None and (_SPACED.search(b) or b[-1] == "'"):
-        # Algebra would read "1 2" as a product. A final prime means feet or a derivative.
+        # sympy would read "1 2" as a product.
+        # A prime at the end of an answer means feet or a derivative.
         return False
     if "\\ldots" in b and "\\ldots" not in a:
-        # An ellipsis does not define how the answer continues.
+        # An ellipsis in an answer does not define how the answer continues.
         return False
     stripped = same_parameter(a, b)
     if stripped is None:
@@ -150,7 +149,8 @@ def _numbers(a: str, b: str, policy: Policy) -> tuple[PlainNumber | None, PlainN
 def _reads_as_decimal(gold: str, answer: str) -> bool:
     """Return whether an expected answer such as ``1,22`` is a decimal number with a decimal comma.
 
-    A gold such as ``1,2`` is ambiguous, because ``1,2`` can also be a list of two numbers.
+    An expected answer such as ``1,2`` is ambiguous, because ``1,2`` can also be a list of two
+    numbers.
     """
     if squeeze(gold) == squeeze(answer):
         return True
@@ -181,11 +181,12 @@ def _same_structure(
         if any(_contradicts(a, piece, policy) for piece in split_equals(b)[:-1]):
             return False
         value = value_b if label_b else _end_of_chain(b)
-        # If the value is all of `b`, its equals sign is inside brackets and `b` is no chain.
+        # If the value is all of `b`, the equals sign is inside brackets and `b` is no chain.
         if value != b:
             return bool(value) and equal(a, value)
     if _OPERATOR.search(b) and (not _OPERATOR.search(a) or _ENDLESS.search(b)):
-        # An unevaluated sum or integral is no answer, and sympy may never finish evaluating it.
+        # An unevaluated sum or integral is not accepted as an answer, and sympy may never finish
+        # evaluating it.
         return False
     decided = same_based(a, b)
     if decided is None:
@@ -210,7 +211,8 @@ def _same_structure(
 
 
 def _same_named(a: str, b: str, policy: Policy) -> bool | None:
-    """Compare collections by their items' names. Return None if the names do not decide."""
+    """Compare two collections by the names of their items. Return None if the names of the items do
+    not decide."""
     equal = partial(equivalent, policy=policy)
     (label_a, value_a), (label_b, value_b) = strip_label(a), strip_label(b)
     names_a, names_b = _names(a), _names(b)
@@ -299,10 +301,8 @@ _LETTERED = re.compile(r"\d[,\de]*e-?\d+|.*(?:\d,\d|illion|thousand|hundred).*")
 
 
 def _algebra(text: str, number: PlainNumber | None) -> tuple[str, Unit]:
-    """Return an answer's formula and unit.
-
-    The value of 5 m, 1e-3 or 1 million is the formula, without the unit or factor word.
-    """
+    """Return the formula and the unit of an answer. The value of 5 m, 1e-3 or 1 million is the
+    formula, without the unit or factor word."""
     if number is None or number.percent:
         return split_unit(text)
     # The LaTeX grammar reads "1 million" as a product of letters, and "1e-3" as 1 * e - 3.
@@ -331,8 +331,8 @@ _TEXT = re.compile(r"\\(?:text|mbox|mathrm|operatorname)(?![a-zA-Z])")
 def _contradicts(gold: str, side: str, policy: Policy) -> bool:
     """Return whether one side of a chain of equalities contradicts the expected answer.
 
-    A side contradicts if its value differs from ``gold``. A name, an unevaluated sum, and a formula
-    with variables that ``gold`` lacks do not contradict.
+    A side of the chain contradicts if its value differs from ``gold``. A side that is a name, an
+    unevaluated sum, or a formula with variables that ``gold`` lacks does not contradict.
     """
     if not side.strip() or is_label(side) or _OPERATOR.search(side) or _TEXT.search(side):
         return False
@@ -393,7 +393,7 @@ def _is_bare_list(text: str) -> bool:
 def _same_parts(
     gold: Parts | None, found: Parts | None, a: str, b: str, policy: Policy
 ) -> bool | None:
-    """Compare two collections. Return None if algebra must decide."""
+    """Compare two collections. Return None if only algebra can decide."""
     equal = partial(equivalent, policy=policy)
     if gold is None or found is None:
         single, parts = (a, found) if gold is None else (b, gold)
@@ -402,7 +402,7 @@ def _same_parts(
         if found is None and parts.kind == "list":
             # The answer "75, 75" has two items and the expected answer has one.
             return False
-        # A list of values is no list of alternatives.
+        # A list of several values is no list of alternatives.
         # A list equals a single value only if every item of the list equals the value.
         return bool(parts.items) and all(equal(single, item) for item in parts.items)
     if max(len(gold.items), len(found.items)) > MAX_PARTS:
@@ -426,7 +426,8 @@ def _same_parts(
             gold.pieces, found.pieces, equal
         ):
             return True
-        # Different lists of inequalities can describe the same set, so algebra decides.
+        # Different lists of inequalities can describe the same set, so lists of inequalities are
+        # compared by algebra.
         # Lists of equations need no check here, because they were already compared item by item.
         return None if _INEQUALITY.search(a) or _INEQUALITY.search(b) else False
     return _same_collection(gold, found, policy)
@@ -479,7 +480,7 @@ def _distinct(items: Sequence[str]) -> list[str]:
 
 def _matches(gold: Sequence[str], found: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
     """Return whether two collections have equal items in any order."""
-    # Each found item is used at most once, so that 1, 1, 2 does not equal 1, 2, 2.
+    # Each found item is matched at most once, so that 1, 1, 2 does not equal 1, 2, 2.
     rest = list(found)
     if len(gold) != len(rest):
         return False

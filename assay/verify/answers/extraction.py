@@ -1,7 +1,7 @@
 """Find the mathematical answer of a text: a box, a tag, a phrase, or a bare answer.
 
 The last answer counts. Text directly after the answer can retract the answer, correct it, or add an
-alternative. An alternative becomes an additional part of the answer.
+alternative. An alternative after the answer becomes an additional part of the answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from assay.verify.answers.sentences import (
 from assay.verify.answers.tables import opens, pattern, says
 
 MAX_ANSWER = 1000
-# Characters after a phrase that are searched for further computation with the phrase's value.
+# Number of characters after a phrase that are searched for further computation with the phrase's
+# value.
 MAX_REST = 4000
 
 # LaTeX authors write thousands separators as ",\!" or "{,}" to avoid the space after a comma.
@@ -45,7 +46,7 @@ _SPACES = re.compile(r"[ \t]{3,}|\n{3,}")
 _SPOKEN = re.compile(
     r"\\(?:text|mbox|textbf|mathrm)\s{0,4}\{([^{}]*\b(?:answer|result)s?\b[^{}]*)\}", re.IGNORECASE
 )
-# A minus sign directly before a box belongs to the answer.
+# A minus sign directly before a box is part of the answer.
 _SIGN = re.compile(r"(?:(?<=[=$(\s])|^)-(?:\\!|\\,)?$")
 # A power, a factor, decimals or a number word directly after a box changes the answer's value.
 _TAIL = re.compile(
@@ -74,8 +75,8 @@ def find_answer(
     fallback: source of the answer if no box, tag or phrase marks an answer in a longer text.
         ``sentence``: the value of the last sentence, if the sentence has exactly one value.
         ``last_number``: the last number. ``none``: no fallback.
-    truncated: whether the text was cut off. Only closed boxes and tags count in a text that was cut
-        off.
+    truncated: whether the text was cut off. In a text that was cut off, only closed boxes and tags
+        count.
     """
     # A text that was cut off after a line break has a complete last line.
     truncated = truncated and not text.endswith("\n")
@@ -114,7 +115,8 @@ def _marked(text: str, every: list[Mark]) -> Commitment | None:
 
 
 def _with_operators(text: str, mark: Mark) -> Mark:
-    """Return a mark extended by an operator next to its box, such as a minus sign or a power."""
+    """Return an answer mark extended by an operator next to its box, such as a minus sign or a
+    power."""
     if text[mark.start] == "<" or not mark.content.strip():
         return mark
     start, end, content = mark.start, mark.end, mark.content
@@ -133,7 +135,7 @@ def _unique(found: Iterable[Mark]) -> tuple[str, ...]:
 def _inner(content: str) -> str:
     """Return the answer inside a box or answer tag.
 
-    Long content can contain an answer phrase, whose answer is then returned.
+    If long content contains an answer phrase, the phrase's answer is returned.
     """
     if len(content) > MAX_SHORT or "\n" in content or pattern(*MATH_PHRASES).search(content):
         said = find_phrase(content, 0)
@@ -185,11 +187,12 @@ def find_phrase(
 ) -> Commitment | None:
     """Return the answer in the last phrase such as "the answer is" after ``start``, or None.
 
-    beside_box: whether a box precedes the phrase. Only a phrase with a number or a formula
+    beside_box: whether a box precedes the phrase. Only an answer phrase with a number or a formula
         overrules a box.
 
-    Consecutive phrases, and phrases joined by words such as "and", are one answer with several
-    values. If a phrase corrects or negates the previous phrase, only the last phrase counts.
+    Consecutive answer phrases, and phrases joined by words such as "and", are one answer with
+    several values. If a phrase corrects or negates the previous phrase, only the last phrase
+    counts.
     """
     found = phrases(text, start, *MATH_PHRASES, beside_box=beside_box)
     is_on_the_way = False
@@ -221,7 +224,7 @@ def _is_weak_word(phrase: str) -> bool:
 def _is_continued(said: Commitment, rest: str) -> bool:
     """Return whether the text after a phrase computes further or concludes another value.
 
-    rest: the text after the phrase.
+    rest: the text after the answer phrase.
     """
     last = value_of_last_sentence(rest) if re.search(r"\d", rest) else None
     if last is not None and canonical(last[0]) == canonical(said.parts[-1]):
@@ -233,7 +236,7 @@ def _is_continued(said: Commitment, rest: str) -> bool:
 
 def _are_joined(text: str, first: re.Match[str], said: Commitment, later: re.Match[str]) -> bool:
     """Return whether two phrases are one answer, with only a word such as "and" between them."""
-    # The content of the first phrase can contain the later phrase.
+    # If two phrases overlap, the first phrase's content can contain the later phrase.
     if said.end > later.start():
         return bool(says("joins", text, first.end(), later.start()))
     if opens("lead", later[0]) or re.match(r"not\b", said.parts[0]):
@@ -249,7 +252,7 @@ def _content_of(
         return None
     content, end = _content_after(text, match.end())
     if truncated and end >= len(text.rstrip()):
-        # The completion was truncated before the content ended.
+        # The completion was truncated before the phrase's content ended.
         return None
     content = _EDGES.sub("", pattern("approximate").sub("", _EDGES.sub("", content))).rstrip(".")
     content = _balanced(pattern("not_that").sub("", pattern("not_but").sub("", content)))

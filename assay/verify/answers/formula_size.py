@@ -32,7 +32,7 @@ _SPECIAL = re.compile(r"\\(?:zeta|Gamma|psi|Beta|operatorname)[^+=,]{0,40}?(?:\^
 
 def too_big(text: str) -> str:
     """Return the reason why a text is too large for sympy, or ""."""
-    # sympy evaluates powers, factorials and binomials of integers as it creates them.
+    # sympy evaluates powers, factorials and binomials of integers while it creates them.
     # A short text such as 9^{9^{9}} would exhaust time or memory, so sizes are checked in the text.
     if len(text) > MAX_LENGTH:
         return f"longer than {MAX_LENGTH} characters"
@@ -80,7 +80,7 @@ def is_hard(text: str) -> bool:
 
 
 def _power_depth(text: str) -> int:
-    """Return how deeply exponents in braces are nested. The depth of ``2^{2^{2}}`` is 2."""
+    """Return the nesting depth of exponents in braces. The depth of ``2^{2^{2}}`` is 2."""
     opened: list[bool] = []
     deepest = 0
     for position, character in enumerate(text):

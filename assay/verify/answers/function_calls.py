@@ -56,10 +56,10 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the reply makes exactly the expected calls, in any order, else 0.
 
     Reads ``function`` and ``ground_truth`` from the spec. If no call is expected, a reply without
-    calls passes, unless the reply is blank or contains something like a call. Arguments must have
-    their declared types, but a whole number is accepted as a float. Strings are compared without
-    regard to case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which
-    the row accepts no value.
+    calls passes, unless the reply is blank or contains a possible call. Arguments must have their
+    declared types, but a whole number is accepted as a float. Strings are compared without regard
+    to case, spaces and the characters ``,./-_*^``. A call must omit each parameter for which the
+    row accepts no value.
     """
     functions, expected = read_spec(problem)
     text = completion.answer_text
@@ -78,7 +78,7 @@ def judge_calls(problem: Problem, completion: Completion) -> Part:
         return Part(0.0, extracted=shown, detail=detail)
     faults = [[fault(call, functions, one) for call in calls] for one in expected]
     fits = [[float(not said) for said in row] for row in faults]
-    # An assignment problem: two equal expected calls need two calls in the reply.
+    # Matching calls is an assignment problem: two equal expected calls need two calls in the reply.
     if best_sum(fits, len(calls)) == len(calls):
         return Part(1.0, extracted=shown)
     first = next((row for row in faults if all(row)), [""])

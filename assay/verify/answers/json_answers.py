@@ -18,7 +18,7 @@ from assay.verify.answers.commitment import HTML_COMMENT, MAX_TEXT, clipped, mar
 from assay.verify.answers.tables import says
 from assay.verify.base import Part, Verifier, spec_check
 
-# The detection reads only the first 10,000 characters of a text.
+# Maximum number of nested values in a JSON answer.
 MAX_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_DIGITS = 400
@@ -31,7 +31,7 @@ _SCHEMA = "a JSON schema (an object, or true or false) without references to oth
 _INSTALL = "needs jsonschema; install it with: pip install 'assay-rl[schema]'"
 _FENCE = re.compile(r"```[ \t]*(?:json\w*)?[ \t]*\n(.*?)\n?[ \t]*```", re.DOTALL | re.IGNORECASE)
 _START = re.compile(r"[\[{]")
-# A schema is searched as `json.dumps` writes it, with one space after a colon.
+# The schema is searched in the form that `json.dumps` writes, with one space after a colon.
 _REMOTE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#)[^"]*://')
 # Maximum number of opening brackets in a text at which no JSON value begins.
 _MAX_STARTS = 2000
@@ -81,8 +81,8 @@ def read_schema(problem: Problem) -> Any:
 def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
     """Return the last JSON value of a text as (source, Python value).
 
-    The last answer tag is searched first, then the last fenced block. Without a tag and a block,
-    the whole text must be the JSON value.
+    The answer is searched first in the last answer tag, then in the last fenced block. Without a
+    tag and a block, the whole text must be the JSON value.
 
     surrounding: whether other text may surround the value. If other text may surround the value,
         the last outermost object or list in the text counts too.
@@ -108,7 +108,9 @@ def find_json(text: str, surrounding: bool = True) -> tuple[str, Any]:
 
 
 def every_json(text: str) -> Iterator[Any]:
-    """Yield each outermost JSON object and list in a text. The number 1.0 stays a float.
+    """Yield each outermost JSON object and list in a text.
+
+    In a JSON answer, the number 1.0 stays a float.
 
     Raises BadJson for a value that the verifier forbids or that the text negates.
     """
@@ -119,7 +121,7 @@ def every_json(text: str) -> Iterator[Any]:
 
 
 def _uncommented(text: str) -> str:
-    """The caller of `read_units` decides whether an answer may lack the unit.
+    """Remove HTML comments, because a renderer hides them.
 
     Comments in JSON values stay.
     """
@@ -181,8 +183,9 @@ def _check_affirmed(before: str) -> None:
 def _decoded(text: str, position: int, typed: bool = False) -> tuple[Any, int]:
     """Return (value, end) of the JSON value that begins at a position of the text.
 
-    Raises NoJson if no value begins there. Raises BadJson for duplicate keys, NaN, and numbers that
-    are too long, so that the caller does not accept a value nested in an invalid one.
+    Raises NoJson if no JSON value begins at the position. Raises BadJson for duplicate keys, NaN,
+    and numbers that are too long, so that the caller does not accept a value nested in an invalid
+    one.
     """
     try:
         return _decoder(typed).raw_decode(text, position)
@@ -232,7 +235,7 @@ def _real(text: str) -> float:
 
 def check_size(value: Any) -> None:
     """Raise BadJson for a value with too many elements or too much nesting."""
-    # The loop reads level by level.
+    # The loop visits the values of the JSON text level by level.
     # A recursive check of a nested value could exceed Python's recursion limit.
     level, count, depth = [value], 1, 1
     while level:
@@ -251,7 +254,7 @@ def _first_fault(validator: Any, value: Any, where: str) -> str:
         error = next(iter(validator.iter_errors(value)), None)
     except BadJson:
         raise
-    except Exception as trouble:  # raised for a $ref that is circular or has no target
+    except Exception as trouble:  # Raised for a $ref that is circular or has no target.
         found = f"{type(trouble).__name__}: {trouble}"[:200].replace("\n", " ")
         raise VerifierError(message(where, found, _SCHEMA)) from trouble
     if error is None:
@@ -273,7 +276,7 @@ def _validator(schema_text: str) -> Any:
     try:
         kind: Any = validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-    except Exception as error:  # SchemaError, or another error for an unknown dialect
+    except Exception as error:  # A schema can raise SchemaError, or other errors.
         fault = str(getattr(error, "message", error)).replace("\n", " ")[:120]
         raise VerifierError(message("schema", f"{schema_text[:40]} ({fault})", _SCHEMA)) from error
     own = {"pattern": _check_pattern, "uniqueItems": _check_unique}
@@ -298,7 +301,10 @@ def _check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Ite
 
 
 def _check_unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[Any]:
-    """Check ``uniqueItems``. jsonschema's own check can take quadratic time."""
+    """Check ``uniqueItems``.
+
+    The module checks unique items itself, because jsonschema's check can take quadratic time.
+    """
     from jsonschema import ValidationError
 
     if unique and isinstance(value, list):

@@ -1,7 +1,7 @@
 """Normalize and split LaTeX answers as text.
 
-All functions are string operations and evaluate nothing. Modules other than `latex_text` parse the
-numbers and formulas of an answer.
+All functions of the module are string operations and evaluate nothing. Modules other than
+`latex_text` parse the numbers and formulas of an answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def canonical(text: str) -> str:
             text = pattern.sub(replacement, text)
     if "$" in text:
         text = _keep_dollars(text)
-    # Dollar signs of money are null characters here, so removing the math delimiters keeps them.
+    # Dollar signs of money are null characters here, so removing the math delimiters keeps the
+    # money signs.
     text = _DELIMITERS.sub(" ", text).replace("\0", "$")
     for _ in range(3):
         text, count = _TEXT.subn(r" \1 ", text)
@@ -96,7 +97,7 @@ def _ascii_like(text: str) -> str:
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉ₙ]", lambda m: f"_{{{m[0].translate(_LOWERED)}}}", text)
     text = text.translate(_CHARACTERS)
-    # Digits of other scripts, such as Arabic ones, become ASCII digits.
+    # Digits of other scripts, such as Arabic digits, become ASCII digits.
     text = re.sub(r"[^\D\x00-\x7f]", lambda m: str(unicodedata.digit(m[0])), text)
     text = re.sub(r"√\s*\(([^()]*)\)|√\s*(\w+)", lambda m: rf"\sqrt{{{m[1] or m[2]}}}", text)
     return unicodedata.normalize("NFKC", text)
@@ -109,7 +110,7 @@ def squeeze(text: str) -> str:
 
 
 def _top(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (position, character) for the characters outside all brackets."""
+    """Yield (position, character) for each character outside all brackets."""
     depth = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -193,7 +194,10 @@ _APPLIED = re.compile(r"[a-zA-Z]\([a-xz]\)")
 
 
 def same_name(a: str, b: str) -> bool:
-    """Return whether two labels name the same value. The label y can replace ``f(x)``."""
+    """Return whether two labels name the same value.
+
+    An answer may write the label y for ``f(x)``.
+    """
     return (
         a == b
         or (a == "y" and bool(_APPLIED.fullmatch(b)))

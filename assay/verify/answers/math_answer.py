@@ -40,7 +40,8 @@ def judge_math(problem: Problem, completion: Completion) -> Part:
     policy = read_policy(problem.spec)
     text = completion.answer_text
     if (short := _INTEGER.fullmatch(text)) and not completion.truncated:
-        # Two integers are by far the most common pair, so this comparison skips all parsing.
+        # Two integers are by far the most common pair, so comparing integers directly saves
+        # parsing.
         if len(golds) == 1 and _INTEGER.fullmatch(golds[0]):
             return Part(float(int(golds[0].strip(" .\t\n")) == int(short[1])), extracted=short[1])
         commitment = Commitment((short[1],))
@@ -57,14 +58,14 @@ def expected_answers(problem: Problem) -> tuple[str, ...]:
     answer: Any = problem.spec.get("answer")
     if type(answer) is str and answer.strip():
         # A string is by far the most common type of an expected answer.
-        # An early return for a text skips the checks of other types.
+        # An early return for a string skips the checks of other types.
         return (answer,)
     return tuple(map(str, listed(ANSWER.read(problem))))
 
 
 @lru_cache(maxsize=4096)
 def read_gold(text: str) -> str:
-    """Return the expected answer in a row's text, which can be a whole solution with a box."""
+    """Return the expected answer in a row's text; the text can be a whole solution with a box."""
     if _INTEGER.fullmatch(text):
         return text.strip()
     if "boxed" in text or "####" in text or "<answer>" in text:
@@ -94,10 +95,10 @@ def agrees(gold_text: str, commitment: Commitment, policy: Policy = DEFAULT) -> 
 
 
 def _agrees_in_context(gold: str, commitment: Commitment, policy: Policy) -> bool:
-    """Return whether an answer with other words equals the expected value.
+    """Return whether an answer that contains other words equals the expected value.
 
-    An answer phrase must equal the value as a whole. A box may contain words in addition to the
-    expected value.
+    The text after an answer phrase must equal the value as a whole. A box may contain words in
+    addition to the expected value.
     """
     (part,), phrase = commitment.parts, commitment.phrase
     if phrase not in ("", part) and canonical(gold).casefold() == canonical(phrase).casefold():

@@ -25,7 +25,7 @@ _FORMS = read_rules("forms")
 def plain_form(text: str) -> str:
     """Rewrite brackets and phrases of a canonical answer as LaTeX that the later parsing stages
     read."""
-    # Some patterns of the table take quadratic time.
+    # Some regular expressions of the table take quadratic time.
     if len(text) > 2000:
         return text
     for _ in range(3):
@@ -195,7 +195,7 @@ _TAME = re.compile(
     r"\\(?:frac|cdot|times|le|ge|ne|in|infty|pi|cup|cap|mathbb|sqrt|pm|or|and|emptyset|setminus|approx|begin|end)\b"
 )
 _SIDES = re.compile(r"[=<>,]|\\(?:[lgn]e|in|approx) ")
-# A letter or command in an exponent.
+# Matches a letter or command in an exponent.
 _RISING = re.compile(r"\^\s*(?:[a-zA-Z\\(]|\{[^{}]*[a-zA-Z\\(])")
 
 
@@ -286,14 +286,15 @@ def split_parameter(text: str) -> tuple[str, str, str]:
 
 
 def same_parameter(gold: str, found: str) -> tuple[str, str] | None:
-    """Return both answers without the parameter's set, with equal names of the parameter.
+    """Return both answers with equal parameter names and without the parameter's set.
 
-    An answer may omit "k is an integer" or add it. Return None if the parameters' sets differ.
+    An answer may omit "k is an integer" or add it. Return None if the sets of the two answers'
+    parameters differ.
     """
     (a, letter_a, set_a), (b, letter_b, set_b) = split_parameter(gold), split_parameter(found)
     if not letter_a and not letter_b:
         return gold, found
-    # An inequality without a set is over the reals.
+    # An inequality without a stated set is an inequality over the reals.
     # A formula such as 2k without a set is over the integers.
     implied = ("", "R") if _COMPARED.search(a) else ("", "R", "Z")
     if set_a != set_b and not ("" in (set_a, set_b) and {set_a, set_b} <= {*implied}):

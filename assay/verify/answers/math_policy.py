@@ -1,4 +1,4 @@
-"""Options of the verifier ``math``, for cases in which good graders decide differently."""
+"""Options of the verifier ``math`` for cases in which good graders decide differently."""
 
 from __future__ import annotations
 

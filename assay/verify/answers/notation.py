@@ -38,7 +38,7 @@ _LOWER_GAMMA = re.compile(r"\\gamma(?![a-zA-Z])(?!\s*_)")
 def as_names(text: str) -> str | None:
     """Replace derivatives, gammas and transposes by unique variable names.
 
-    Return None if a prime remains, because the grammar would drop the prime.
+    Return None if a prime remains in the text, because the grammar would drop the prime.
     """
     if "d" in text or "\\partial" in text:
         text = _LEIBNIZ.sub(_leibniz, _SLASHED.sub(r"\\frac{d\1}{d\2}", text))
@@ -70,14 +70,14 @@ def _primed(match: re.Match[str]) -> str:
 def _leibniz(match: re.Match[str]) -> str:
     name = match["name"]
     if not (name.startswith("\\") or len(name) == 1):
-        # Several letters are a product, as in \frac{dab}{dx}, and no name.
+        # Several letters, as in \frac{dab}{dx}, are a product and not one name.
         return match[0]
     by = sorted((letter, power or "1") for letter, power in _BY.findall(match["by"]))
     if len(by) == 1 and by[0][1] == "1" and name == by[0][0]:
         # dx/dx is 1.
         return match[0]
     # For a function of several variables, y' does not say by which variable it is derived.
-    # For such a function, y' and dy/dx therefore become different names.
+    # For a function of several variables, y' and dy/dx therefore become different names.
     sign = "D" if match["sign"] == "d" else "P"
     of = (match["of"] or "").replace(" ", "")
     # The leading space ends a LaTeX command before the fraction, such as \pi in \pi\frac{dr}{dt}.
@@ -86,7 +86,7 @@ def _leibniz(match: re.Match[str]) -> str:
 
 def _transposed(match: re.Match[str]) -> str:
     before = match.string[: match.start()].rstrip(" )]")
-    # The grammar itself transposes a matrix that is written with its entries.
+    # The LaTeX grammar itself transposes a matrix that is written with its entries.
     return match[0] if before.endswith("matrix}") else "^{T_{r}}"
 
 
@@ -102,14 +102,14 @@ _MODULUS = re.compile(r"\\mod(?![a-zA-Z])\s*")
 def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
     r"""Compare statements with logical connectives, such as ``A \lor B``.
 
-    The connectives and the operands must be equal. Return None if neither statement has a logical
-    connective.
+    Two statements are equal if their connectives and operands are equal. Return None if neither
+    statement has a logical connective.
     """
     (signs_a, a), (signs_b, b) = _connected(gold), _connected(found)
     if not signs_a and not signs_b:
         return _same_modulus(gold, found, equal)
     if signs_a != signs_b:
-        # Like "x = 3", the answer "x \equiv 3" only names a value, and only the value is compared.
+        # Like "x = 3", the answer "x \equiv 3" only names a value, so only the value is compared.
         for signs, pieces, other in ((signs_a, a, found), (signs_b, b, gold)):
             if signs == ["equiv"] and is_label(pieces[0]) and not (signs_a and signs_b):
                 first, second = (pieces[1], other) if signs is signs_a else (other, pieces[1])
@@ -130,7 +130,7 @@ def same_connected(gold: str, found: str, equal: Equal) -> bool | None:
 
 
 def _connected(text: str) -> tuple[list[str], list[str]]:
-    """Return (connectives, operands) of a text.
+    """Return (connectives, operands) of a statement.
 
     Connectives inside brackets do not split a statement.
     """
@@ -168,11 +168,11 @@ _TERM = re.compile(r"(?<!\^)(?<!\{)[-+=,;&]|\\\\")
 
 
 def same_order(gold: str, found: str) -> bool:
-    r"""Return whether the noncommutative products of two answers have the same order of factors.
+    r"""Return whether the factors of two answers' noncommutative products have the same order.
 
     A product such as ``PDP^{-1}`` is noncommutative, because a capital letter has an inverse or a
     transpose next to another letter. A product of vectors with ``\times`` is noncommutative too.
-    The inverse of a whole product is not expanded.
+    The inverse of a product of several factors is not expanded.
     """
     # sympy reads letters as numbers, whose products commute, so the order is compared here.
     if "\\vec" in gold + found and "\\times" in gold + found:

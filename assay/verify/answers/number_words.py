@@ -58,7 +58,7 @@ def _fraction(words: list[str]) -> Fraction | None:
         return None
     ahead = words[:-1]
     if not ahead:
-        # "third" without a number is an ordinal.
+        # The word "third" without a number is an ordinal, not a fraction.
         return Fraction(1, 2) if part == "half" else None
     if "and" in ahead:
         position = ahead.index("and")

@@ -50,7 +50,8 @@ _NUMBER = re.compile(
     )\s*(?P<tail>.*)""",
     re.VERBOSE | re.DOTALL,
 )
-# Repeating digits before an ellipsis must occur three times, or twice if three or more repeat.
+# Repeating digits before an ellipsis must occur three times, or twice if the repeated part has
+# three or more digits.
 _REPEATED = re.compile(r"(\d*?)(\d{1,8}?)\2{2,}|(\d*?)(\d{3,8}?)\4")
 _MINUS_WORD = re.compile(r"^(?:minus|negative)\s+(?=[$\d.\\])", re.IGNORECASE)
 _SAID_TWICE = re.compile(r"([^()]{0,60}\S)\s+\(\s*([A-Za-z -]{3,60}|\d{1,18})\s*\)")
@@ -64,8 +65,8 @@ class PlainNumber:
     """A number and its notation.
 
     value: the number without its percent sign: 50 for 50%.
-    digits: number of significant digits of a decimal. An integer or a fraction has 0 significant
-        digits here.
+    digits: number of significant digits of a decimal. The field `digits` of an integer or a
+        fraction is 0.
     places: number of digits after the decimal sign.
     listed: whether the text can also be a list of two numbers, such as ``1,22``.
     """
@@ -313,7 +314,8 @@ def _agree(
 
 
 def _close(a: Fraction, b: Fraction, a_digits: int, b_digits: int) -> bool:
-    """Compare two values exactly, or within a relative tolerance if one is a rounded decimal.
+    """Compare two values exactly, or within a relative tolerance if one of them is a rounded
+    decimal.
 
     3.333333 equals 10/3, but 3.33 does not. 1e-7 does not equal 0.
     """

@@ -14,7 +14,7 @@ from assay.verify.answers.units import read_unit
 
 MAX_SHORT = 80
 MAX_SENTENCE = 200
-# Characters at the end of a reply in which its last line or sentence is searched.
+# Number of characters at the end of a reply in which its last line or sentence is searched.
 MAX_ENDING = 4000
 MATH_PHRASES = ("result", "answer_line", "final_answer", "language")
 
@@ -106,7 +106,7 @@ def value_of(sentence: str) -> str | None:
     for each in (_BOLD, _MATH):
         found = list(each.finditer(sentence))
         if found and re.search(r"\w", sentence[found[-1].end() :]):
-            # A bold name or a formula without digits is not a value if words follow.
+            # A bold name or a bold formula without digits is no value if words follow.
             found = [match for match in found if re.search(r"[\d\\=]", match[0])]
         if not found:
             continue
@@ -129,7 +129,8 @@ def value_of(sentence: str) -> str | None:
 
 
 def only_value_of(content: str) -> str | None:
-    """Return `value_of` the words after an answer phrase, or None if they name another number.
+    """Return `value_of` applied to the words after an answer phrase, or None if they name another
+    number.
 
     In "5, though 6", a second number follows the number at the start.
     """
@@ -166,7 +167,7 @@ def _number_of(sentence: str) -> str | None:
 
 
 def _is_in_formula(text: str, start: int, end: int, number: str) -> bool:
-    """Return whether a number is part of a formula, like 1 in ``2x + 1``."""
+    """Return whether a number is part of a formula, like the 1 in ``2x + 1``."""
     before = text[:start].rstrip()
     if _OPEN_BEFORE.search(before) or before[-1:] in ("-", "−") or _WORKED_ON.match(text, end):
         return True
@@ -260,8 +261,8 @@ def _stands_alone(text: str) -> bool:
 def value_of_last_line(text: str) -> str | None:
     """Return the last line of a reply if the line is only an answer, else None.
 
-    A line of an enumeration does not count, such as a line with a bullet or a line after a similar
-    value.
+    A line of an enumeration, such as a line with a bullet or a line after a similar value, is no
+    final answer.
     """
     lines = [line.strip() for line in _protected(text[-MAX_ENDING:]).split("\n") if line.strip()]
     if len(lines) < 2:
@@ -311,8 +312,9 @@ def bold_value_at_end(text: str) -> str | None:
 def value_of_last_sentence(text: str) -> tuple[str, str] | None:
     """Return (value, sentence) for the value that a text's last sentence states, or None.
 
-    If the last sentence has no number and leaves nothing open, the sentence before it is read. A
-    value without a sentence counts only if a word such as "so" introduces it as a conclusion.
+    If the last sentence has no number and leaves nothing open, the sentence before the last is
+    read. A value without a sentence counts only if a word such as "so" introduces it as a
+    conclusion.
     """
     sentences = _sentences(text)[-2:]
     for sentence in reversed(sentences):
@@ -352,7 +354,7 @@ def value_of_last_sentence(text: str) -> tuple[str, str] | None:
 def _has_other_numbers(sentence: str, value: str) -> bool:
     """Return whether a sentence has more numbers than ``value`` and no verb that states the value.
 
-    value: the value that was found in the sentence.
+    value: the value found in the sentence.
     """
     if "=" in sentence or _MATH.search(sentence) or _BARE.search(sentence):
         return False
@@ -365,7 +367,7 @@ def _has_other_numbers(sentence: str, value: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return the sentences at the end of a text, without those of punctuation only."""
+    """Return the sentences at the end of a text, omitting sentences of punctuation only."""
     found = _SENTENCE.split(_protected(text[-MAX_ENDING:]))
     return [each.replace("\0", "\n") for each in found if re.search(r"\w", each)]
 

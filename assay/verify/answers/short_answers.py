@@ -54,8 +54,8 @@ def judge_exact(problem: Problem, completion: Completion) -> Part:
 def with_and_without_wrapping(found: str) -> set[str]:
     """Return the spellings of an answer with and without its wrapping.
 
-    Wrapping is emphasis, quotes, a final period, and an addition such as ", not Rome". The accepted
-    text may contain wrapping too, so each spelling is compared.
+    The wrapping of an answer is emphasis, quotes, a final period, and an addition such as ", not
+    Rome". The accepted text may contain wrapping too, so each spelling is compared.
     """
     heads = {found}
     if other := says("and_not", found):
@@ -82,7 +82,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
         if matched is None and plain != found:
             matched = match(plain, timeout=MATCH_SECONDS)
     # A text on which the pattern backtracks too long counts as judged, with a score of 0.
-    # If such a text were not judged, a policy could write such texts to avoid a verdict.
+    # If a text on which the pattern backtracks were not judged, a policy could write such texts to
+    # avoid a verdict.
     except TimeoutError:
         detail = f"the text makes the pattern backtrack for more than {MATCH_SECONDS:g} s"
         return Part(0.0, detail=detail)
@@ -92,7 +93,8 @@ def judge_regex(problem: Problem, completion: Completion) -> Part:
 
 
 def place(completion: Completion, where: str) -> str | None:
-    """Return the text that ``spec.where`` selects from a completion, or None if it is missing."""
+    """Return the text that ``spec.where`` selects from a completion, or None if the text is
+    missing."""
     whole = completion.text if where == "trace" else completion.answer_text
     if len(whole) > MAX_TEXT:
         return None

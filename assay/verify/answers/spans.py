@@ -16,7 +16,7 @@ from assay.verify.base import Part, Verifier
 BETWEEN = "|"
 # Maximum number of accepted answers per row.
 MAX_ACCEPTED = 1000
-# Maximum number of spans per answer. Answers in DROP have about ten spans at most.
+# Maximum number of spans per answer. Answers in the data set DROP have at most about ten spans.
 MAX_SPANS = 50
 # DROP's scorer splits at spaces and hyphens.
 _TOKENS = re.compile("[ -]")
@@ -27,11 +27,11 @@ Bag = frozenset[str]
 
 
 def judge_spans(problem: Problem, completion: Completion) -> Part:
-    """Score the F1 of the answer's words. Only an exact match passes.
+    """Score a completion by the F1 of its answer's words. Only an exact match passes.
 
-    Reads ``answers`` from the spec. The best of several accepted answers counts. The answer is read
-    from a box, an answer tag or the words after "the answer is", else it is the whole text. Source:
-    Dua et al. 2019, "DROP", arXiv:1903.00161.
+    Reads ``answers`` from the spec. If several answers are accepted, the best F1 counts. The answer
+    is read from a box, an answer tag or the words after "the answer is", else it is the whole text.
+    Source: Dua et al. 2019, "DROP", arXiv:1903.00161.
     """
     found = place(completion, "auto")
     if found is None:
@@ -50,8 +50,8 @@ def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, fl
     """Return (whether the spans match exactly, their F1 rounded to two digits as in DROP).
 
     Each expected span is paired with at most one predicted span so that the sum of the pairs' F1 is
-    maximal. The sum is divided by the larger number of spans, so an additional span lowers the F1
-    as much as a missing span.
+    maximal. The matched sum is divided by the larger number of spans, so an additional span lowers
+    the F1 as much as a missing span.
     """
     first, second = ([normalized(str(span)) for span in spans] for spans in (predicted, expected))
     rows, columns = ([frozenset(text.split()) for text in texts] for texts in (second, first))
@@ -63,7 +63,8 @@ def compare(predicted: Sequence[str], expected: Sequence[Any]) -> tuple[bool, fl
 
 @lru_cache(maxsize=4096)
 def normalized(text: str) -> str:
-    """Normalize a span as DROP does: lower case, no articles or punctuation, and 3 as 3.0."""
+    """Normalize a span as DROP's scorer does: lower case, no articles or punctuation, and 3 as
+    3.0."""
     return " ".join(" ".join(map(_normalized_token, _TOKENS.split(text.lower()))).split())
 
 
@@ -97,13 +98,13 @@ def bag_f1(predicted: Bag, expected: Bag) -> float:
 
 
 def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
-    """Return the largest sum of table entries of which no two share a row or a column.
+    """Return the largest sum of table entries in which no two entries share a row or a column.
 
     size: number of rows or columns of the table, whichever is larger.
 
-    This is the Hungarian method (Kuhn 1955) on a square table padded with zeros. For each row, the
-    method finds the cheapest path to a free column. The Hungarian method keeps a price per row and
-    column, such that every cost minus its prices is at least 0.
+    The function uses the Hungarian method (Kuhn 1955) on a square table padded with zeros. For each
+    row, the Hungarian method finds the cheapest path to a free column. The Hungarian method keeps a
+    price per row and column, such that every cost minus its prices is at least 0.
     """
     cost = [[0.0] * size for _ in range(size)]
     for row, values in enumerate(table):
@@ -132,7 +133,7 @@ def best_sum(table: Sequence[Sequence[float]], size: int) -> float:
         while column >= 0:
             last, column = column, before[column]
             row_of[last] = start if column < 0 else row_of[column]
-    # 0.0 - x avoids the result -0.0.
+    # The expression 0.0 - x avoids the result -0.0.
     return 0.0 - sum(cost[row][column] for column, row in enumerate(row_of))
 
 

@@ -1,9 +1,9 @@
 """Compare formulas with math-verify and sympy, with fixes for math-verify's known faults.
 
-math-verify's own time limits use signals. The time limits of math-verify are off, because the
-service kills a worker at its deadline. math-verify compares numbers after rounding them to a fixed
-number of decimals, so that 1e-7 equals 0. This module replaces that comparison by one with relative
-differences.
+math-verify implements its own time limits with signals. The time limits of math-verify are off,
+because the service kills a worker at its deadline. math-verify compares numbers after rounding them
+to a fixed number of decimals, so that 1e-7 equals 0. The module replaces math-verify's comparison
+of numbers by a comparison with relative differences.
 
 Texts reach sympy only through a LaTeX grammar, never through `sympify`, which evaluates Python
 code. `too_big` limits the size of a text before it is parsed.
@@ -21,12 +21,14 @@ from assay.host.imports import slow_import
 from assay.verify.answers.formula_size import MAX_CONDITIONS, is_hard, too_big
 from assay.verify.answers.notation import as_names
 
-# Decimal digits of a numeric comparison.
+# Number of decimal digits of a numeric comparison.
 PRECISION = 40
-# Maximum relative difference of two equal exact numbers, with ten digits for rounding errors.
+# Maximum relative difference between two equal exact numbers, which allows rounding errors after
+# ten digits.
 CLOSE = 1e-30
 FLOAT_CLOSE = 1e-12
-# Maximum relative difference of a number and its decimal with six digits, such as 10/3 and 3.33333.
+# Maximum relative difference between a number and its decimal with six digits, such as 10/3 and
+# 3.33333.
 ROUNDED_CLOSE = 1.001e-6
 
 _RELATED = re.compile(r"[<>=]|\\(?:le|ge|ne|in) ")
@@ -38,8 +40,8 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*°")
 def same_expression(gold: str, text: str, tolerance: float | None = None) -> bool:
     """Return whether two canonical answers denote the same mathematical object.
 
-    tolerance: maximum relative error of a number. 0: decimals are exact. None: a decimal may round
-        a number without a finite decimal form.
+    tolerance: maximum relative error of a number. 0: decimals are exact. With the value None, a
+        decimal may round a number without a finite decimal form.
     """
     # Authors write 3/2x for both 3/(2x) and (3/2)x, so the answer may mean either.
     if _same_expression(gold, text, tolerance):
@@ -122,7 +124,7 @@ def _proportional(gold: str, text: str) -> bool:
         return False
     symbols = sorted(a.free_symbols, key=str)
     points = _points(symbols) if symbols else []
-    # The equations are proportional if the quotient of their left sides is constant.
+    # Two equations are proportional if the quotient of their left sides is constant.
     values = [(_complex(a.subs(p)), _complex(b.subs(p))) for p in points]
     if len(values) < 6 or any(x is None or y is None or not x or not y for x, y in values):
         return False
@@ -157,7 +159,8 @@ def parse_latex(text: str) -> Any:
 
 
 def _converted(latex: str) -> Any:
-    """Parse LaTeX with the grammar, or only the last side of an equation that it cannot parse."""
+    """Parse LaTeX with the grammar; if the grammar cannot parse an equation, parse only its last
+    side."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify.parser import get_last_eq, should_treat_as_complex
 
@@ -175,7 +178,7 @@ def _converted(latex: str) -> Any:
         # A worker that runs out of memory has not judged the answer.
         except MemoryError:
             raise
-        except Exception:  # the grammar raises errors of many classes for text that it cannot parse
+        except Exception:  # The LaTeX grammar raises exceptions of many classes for invalid text.
             continue
     return None
 
@@ -185,7 +188,8 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 
 def _is_misread(latex: str) -> bool:
     r"""Return whether the text has a LaTeX command that the grammar does not know."""
-    # The grammar's lexer would split an unknown command: \lnot becomes \ln and the letters o, t.
+    # The LaTeX grammar's lexer would split an unknown command: \lnot becomes \ln and the letters o,
+    # t.
     from antlr4 import InputStream
     from latex2sympy2_extended.antlr_parser import PSLexer
 
@@ -217,13 +221,13 @@ def _without_functions(expression: Any) -> Any:
         return isinstance(each, Integral) and each.has(AppliedUndef)
 
     try:
-        # Derivatives contain functions, so derivatives are replaced first.
+        # Derivatives contain functions, so derivatives are replaced before functions.
         for kind in (is_unknown, lambda each: isinstance(each, AppliedUndef)):
             for each in sorted(
                 filter(kind, expression.atoms(Derivative, Integral, AppliedUndef)), key=str
             ):
                 expression = expression.xreplace({each: Symbol(str(each), real=True)})
-    except Exception:  # sympy raises errors of many classes for expressions that it cannot rebuild
+    except Exception:  # sympy raises exceptions of many classes for some expressions.
         return None
     return expression
 
@@ -239,7 +243,7 @@ def _plain_symbols(expression: Any) -> Any:
         return expression.xreplace(
             {s: I if s.name == "i" else Symbol(s.name, real=True) for s in symbols}
         )
-    except Exception:  # sympy raises errors of many classes for expressions that it cannot rebuild
+    except Exception:  # sympy raises exceptions of many classes for some expressions.
         return expression
 
 
@@ -260,7 +264,7 @@ def same_union(gold: list[list[str]], found: list[list[str]]) -> bool:
     try:
         expected, answered = (Union(*(Intersection(*piece) for piece in side)) for side in sets)
         return bool(expected.symmetric_difference(answered).is_empty)
-    except Exception:  # sympy raises errors of many classes for sets that it cannot compare
+    except Exception:  # sympy raises exceptions of many classes for sets that it cannot compare.
         return False
 
 
@@ -272,11 +276,10 @@ def _as_set(text: str) -> Any:
         if isinstance(expression, Set):
             return expression
         if isinstance(expression, Expr):
-            # A value is no condition, such as 17 in "x > 3 or 17".
+            # A value, such as 17 in "x > 3 or 17", is no condition.
             return None
         return _grader().unwrap_fcs(expression).as_set()
-    # sympy raises exceptions of many classes for relations that it cannot convert.
-    except Exception:
+    except Exception:  # sympy raises exceptions of many classes for some relations.
         return None
 
 
@@ -332,7 +335,7 @@ def _same_formula(a: Any, b: Any) -> bool:
     from sympy import Expr, MatrixBase, simplify
 
     if isinstance(a, MatrixBase) or isinstance(b, MatrixBase):
-        # `_same_value` has already compared matrices entry by entry.
+        # Matrices need no comparison here, because `_same_value` has compared them entry by entry.
         return False
     if not isinstance(a, Expr) or not isinstance(b, Expr):
         return False
@@ -344,7 +347,7 @@ def _same_formula(a: Any, b: Any) -> bool:
         return False
     if sum(outcome is True for outcome in outcomes) >= 6:
         return True
-    # Simplifying can take seconds, so it runs only if the values at the points do not decide.
+    # Simplifying can take seconds, so it runs only if comparing values at points does not decide.
     difference = simplify(_done(a) - _done(b))
     return bool(difference.is_zero)
 
@@ -406,14 +409,16 @@ def _imaginary() -> Any:
 
 
 def _complex(expression: Any) -> Any:
-    """Evaluate an expression to `PRECISION` digits. Return None if it has no finite value."""
+    """Evaluate an expression to `PRECISION` digits.
+
+    Return None if a formula has no finite value.
+    """
     try:
         value = _done(expression).evalf(PRECISION)
         real, imaginary = value.as_real_imag()
         if not (real.is_Number and imaginary.is_Number and value.is_finite):
             return None
-    # sympy raises exceptions of many classes for expressions that it cannot evaluate.
-    except Exception:
+    except Exception:  # sympy raises exceptions of many classes for some expressions.
         return None
     return value
 
@@ -427,5 +432,5 @@ def _is_tiny(expression: Any) -> bool:
 def _done(expression: Any) -> Any:
     try:
         return expression.doit()
-    except Exception:  # if sympy cannot evaluate an expression, compare it unevaluated
+    except Exception:  # An expression that sympy cannot evaluate is compared unevaluated.
         return expression

@@ -76,10 +76,10 @@ _IRREGULAR = _TABLE["irregular"]
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str, attached: bool = False) -> Unit | None:
-    """Parse the text after a number as a unit or nouns. Return None for other text.
+    """Parse the text after a number as a unit or as nouns. Return None for other text.
 
     attached: whether the text follows the number directly, without a space. A single letter
-        directly after a number is a variable, as in ``5m``.
+        directly after a number, as in ``5m``, is a variable.
     """
     text = text.strip().strip(".").strip()
     if not text:
@@ -116,7 +116,8 @@ def _read_words(text: str, attached: bool) -> Unit | None:
         elif known := _UNITS.get(token) or (_UNITS.get(lowered) if len(token) > 2 else None):
             lettered = attached and n == 0 and len(token) == 1 and token.isalpha()
             if lettered and tokens[1:2] != ["^2"] and tokens[1:2] != ["^3"]:
-                # "2m" can mean twice the variable m. "2m^2" is almost always an area.
+                # A text such as "2m" can mean twice the variable m.
+                # A unit such as "2m^2" is almost always an area.
                 return None
             taken.append((known, sign * ahead))
             ahead, raisable = 1, True
@@ -141,7 +142,10 @@ def _read_words(text: str, attached: bool) -> Unit | None:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Yield the words, unit signs, slashes and powers of a text. Yield "?" for any other text."""
+    """Yield the words, unit signs, slashes and powers of a text.
+
+    For any text that is no unit, yield "?".
+    """
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -166,7 +170,9 @@ def _singular(noun: str) -> str:
 
 
 def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
-    """Convert a value with a unit to another unit. Return None if the dimensions or nouns differ.
+    """Convert a value with a unit to another unit.
+
+    Return None if the units' dimensions or the nouns differ.
 
     If either unit is missing, return the value unchanged. The caller of the conversion decides
     whether an answer may lack the unit.

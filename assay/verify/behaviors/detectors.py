@@ -97,9 +97,10 @@ def find_behaviors(completion: Completion) -> Detections:
 
 
 def reasoning_of(completion: Completion) -> str:
-    """Return a completion's text, with a line break for each character that detectors do not read.
+    """Return a completion's text, in which each character that the detectors do not read is a line
+    break.
 
-    Each position in the result is therefore the same position in the completion's text.
+    The result keeps all positions: each position is the same position in the completion's text.
     """
     text, think = completion.text, completion.think
     span = think.answer_span(text)
@@ -118,7 +119,7 @@ def reasoning_of(completion: Completion) -> str:
 def lowered(text: str) -> str:
     """Return a text in lower case, with the same length."""
     low = text.lower()
-    # The lower case of a few letters, such as U+0130, has two characters.
+    # For a few letters, such as U+0130, the lower-case form has two characters.
     return low if len(low) == len(text) else "".join(char.lower()[:1] for char in text)
 
 
@@ -166,18 +167,19 @@ die on son am man no me so was also hat war or car do as met sin plus est nun er
 van an in is si ex via pro al den pour
 """
 _ENGLISH = _COMMON["en"] | frozenset(_LIKE_ENGLISH.split())
-# Words that English texts contain in names such as Rio de Janeiro, and so weak evidence.
+# Words that English texts contain in names such as Rio de Janeiro, and that are therefore weak
+# evidence.
 _NAMES = "la le de el los las der del di da dos das des du il san von y e o os"
 _IN_NAMES = frozenset(_NAMES.split())
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
-# Code, formulas, addresses and quotations, which do not show the language of the prose.
+# Pattern of code, formulas, addresses and quotations, which do not show the language of the prose.
 _ASIDE = re.compile(
     r"```.*?(?:```|$)|`[^`\n]{1,200}`|\$\$.{1,1000}?\$\$|\$[^$\n]{1,400}\$|\\\[.{1,1000}?\\\]"
     r"|\\\(.{1,400}?\\\)|https?://\S{1,500}|\\[a-zA-Z]+"
     r"|\"[^\"\n]{1,80}\"|“[^”\n]{1,80}”|(?<!\w)'[^'\n]{1,40}'(?!\w)|«[^»\n]{1,80}»",
     re.DOTALL,
 )
-# Number of words in a window, and the evidence in a window that shows another language.
+# Number of words in a window, and the evidence that shows another language if a window contains it.
 _WINDOW, _ENOUGH = 8, 2.0
 
 
@@ -203,9 +205,9 @@ def _mixes_languages(text: str) -> bool:
 
     One word in another script than Latin is sufficient evidence, except Greek words of up to three
     letters. A language in Latin letters needs evidence of 2 within eight words, from at least two
-    different common words. Evidence of a language: a common word counts 1. A word that occurs in
-    names or has an accent is evidence of 1/2. Quoted words, code and formulas do not count as
-    evidence of a language.
+    different common words. Evidence of a language: a common word counts 1. Evidence of a language:
+    a word that occurs in names or has an accent counts 1/2. Quoted words, code and formulas do not
+    count as evidence of a language.
     """
     words = _WORD.findall(_ASIDE.sub(" ", text))
     for word in words:
@@ -298,7 +300,7 @@ def _answers_first(text: str) -> bool:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (position, sentence) for every sentence, including a number alone."""
+    """Yield (position, sentence) for every sentence, including a sentence that is only a number."""
     for match in _SENTENCE.finditer(text):
         if match[0].strip():
             yield match.start(), match[0][:MAX_SENTENCE]

@@ -38,8 +38,8 @@ AS_REWARD = option(
 def judge_trace(problem: Problem, completion: Completion) -> Part:
     """Return 1 for a trace without findings, else 0.
 
-    Each finding is a component, 1 or 0. A trace in another language than English is not judged,
-    because the errors of the rules are measured on English only.
+    Each finding of the monitor is a component, 1 or 0. A trace in another language than English is
+    not judged, because the errors of the rules are measured on English only.
     """
     found = find_in_trace(completion)
     if found is None:
@@ -101,7 +101,7 @@ def _disagreement(completion: Completion) -> str:
     """Return "conclusion / answer" if the conclusion in the trace differs from the answer, else "".
 
     Numbers, the options A to E, and yes or no are compared if both texts contain them. Two texts
-    with several numbers agree if they share a number.
+    with several numbers agree if they have a number in common.
     """
     trace, answer = completion.reasoning_text, completion.answer_text
     if not trace.strip():
@@ -135,7 +135,10 @@ def _pair(last: str, answer: str) -> str:
 
 
 def _shortened(answer: str) -> str:
-    """Return the boxed text or the last line of a long answer. A short answer is returned whole."""
+    """Return the boxed text or the last line of a long answer.
+
+    If the answer is short, the whole answer is returned.
+    """
     if boxed := re.findall(r"\\boxed\{([^{}]{1,60})\}", answer):
         return str(boxed[-1])
     return answer if len(answer) <= _LONG_ANSWER else answer.strip().rpartition("\n")[2]
@@ -152,7 +155,7 @@ def _only_letter(answer: str) -> str:
 
 
 def _values(text: str) -> set[Fraction]:
-    """Return the numbers in a text. The text 25% counts as both numbers 25 and 1/4."""
+    """Return all numbers that a text contains. The text 25% counts as both numbers 25 and 1/4."""
     found: set[Fraction] = set()
     for match in _NUMBER.finditer(text):
         if match["over"]:

@@ -25,7 +25,7 @@ BEHAVIOR = Field(
 def judge_behaviors(problem: Problem, completion: Completion) -> Part:
     """Return the share of the configured behaviors that a completion shows. A share of 1 passes.
 
-    A behavior counts once, even if it occurs several times. Each behavior is a component, 1 or 0. A
+    A behavior that occurs several times counts once. Each behavior is a component, 1 or 0. A
     text that is not English is not judged, unless ``repetition`` is the only configured behavior.
     """
     wanted = listed(BEHAVIOR.read(problem))

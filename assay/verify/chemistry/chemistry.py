@@ -58,7 +58,8 @@ def _of_equation(golds: list[Equation], found: str, smallest: bool) -> Part:
     except BadFormula as error:
         components = dict.fromkeys(_PARTS, 0.0)
         return Part(0.0, extracted=text, detail=f"{error}", components=components)
-    # Some species balance in several ways, of which only the golds' proportions are a reaction.
+    # Some species balance in several ways, of which only the accepted equations' proportions are a
+    # real reaction.
     matching = [gold for gold in golds if _has_species((left, right), gold)]
     same, agrees = bool(matching), any(_is_multiple((left, right), gold) for gold in matching)
     balanced, whole = is_balanced(left, right), _is_smallest(left, right)
@@ -108,7 +109,8 @@ def _line(found: str) -> str:
 def read_golds(problem: Problem) -> list[str | Equation]:
     """Return the accepted formulas as text, or the accepted equations.
 
-    Raises VerifierError for an answer that is neither, and for an equation that is not balanced.
+    Raises VerifierError for an answer that is neither formula nor equation, and for an equation
+    that is not balanced.
     """
     where = f"problem {problem.id}: spec.answer"
     golds: list[str | Equation] = []

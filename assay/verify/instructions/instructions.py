@@ -5,12 +5,12 @@ Large Language Models", arXiv:2311.07911, section 2, strictly and loosely. Verdi
 the paper's public scorer, as ``bench/instruction_agreement.py`` measures. These cases differ:
 
 - The language detector has a fixed seed.
-- If the letter to count is a sign such as ``#``, the sign is counted. The public scorer counts a
-  random letter.
+- If the letter to count is a sign such as ``#``, the sign is counted. If the letter argument is
+  missing, the public scorer counts a random letter.
 - Missing arguments and 0 are used literally. The public scorer replaces some missing instruction
   arguments by random values.
-- Keywords are plain text. The public scorer reads keywords as regular expressions and fails on
-  ``C++``.
+- Keywords are plain text. The public scorer reads keywords as regular expressions and therefore
+  fails on ``C++``.
 - An invisible character is not a word.
 """
 
@@ -51,9 +51,9 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the answer follows every instruction, else 0.
 
     Reads ``instruction_id_list``, ``kwargs``, ``mode``, ``credit`` and ``stricter`` from the spec.
-    The detail names the violated instructions. The components ``strict`` and ``loose`` are 1 if all
-    instructions are followed in that mode. The component ``share_followed``, and a component for
-    each instruction's id (0 or 1), use the configured mode.
+    The verdict's detail names the violated instructions. The components ``strict`` and ``loose``
+    are 1 if the completion follows all instructions in that mode. The component ``share_followed``,
+    and a component for each instruction's id (0 or 1), use the configured mode.
     """
     instructions = read_instructions(problem)
     loosely, in_part = MODE.read(problem) == "loose", CREDIT.read(problem) == "fraction"
@@ -86,7 +86,7 @@ def judge_instructions(problem: Problem, completion: Completion) -> Part:
 def _answer(completion: Completion) -> str:
     text = completion.answer_text
     # Line breaks after a think block belong to the chat template.
-    # A rule must not read these line breaks as an empty first line or paragraph.
+    # A rule must not read the line breaks around an answer as an empty first line or paragraph.
     return text if len(text) == len(completion.text) else text.lstrip("\r\n")
 
 

@@ -26,9 +26,9 @@ _RENAMED = {"CJK": "HAN", "KANGXI": "HAN", "KATAKANA-HIRAGANA": "KATAKANA"}
 def detect_language(text: str) -> str | None:
     """Return the most probable language code in `LANGUAGES` for a text, by its letter sequences.
 
-    Return None for a text without usable letters, such as a web address alone. The result for a
-    text of a few words is often wrong, but always the same. A verifier service can be used from any
-    thread and from asyncio.
+    Return None for a text without usable letters, such as a web address alone. For a text of a few
+    words, the detected language is often wrong, but always the same. The language detection reads
+    only the first 10,000 characters of a text.
 
     Raises VerifierError if the extra ``language`` is not installed.
     """
@@ -57,8 +57,8 @@ def is_language(text: str, code: str) -> bool | None:
 def script_share(text: str) -> dict[str, float]:
     """Return the share of a text's letters in each script, the largest share first.
 
-    Keys are Unicode script names in lower case, such as ``latin`` and ``han``. The result is empty
-    for a text without letters.
+    Keys are Unicode script names in lower case, such as ``latin`` and ``han``. For a text without
+    letters the result is empty.
     """
     counts: Counter[str] = Counter()
     for char, count in Counter(text).items():
@@ -82,7 +82,7 @@ def _script(char: str) -> str:
 def _factory() -> tuple[Any, type[Exception]]:
     """Return (langdetect's detector factory, its exception for texts without usable letters).
 
-    The factory is private, so langdetect's global seed and profiles do not change.
+    The detector factory is private, so langdetect's global seed and profiles do not change.
     """
     try:
         from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
@@ -93,7 +93,8 @@ def _factory() -> tuple[Any, type[Exception]]:
         ) from error
     factory = DetectorFactory()
     # langdetect itself loads profiles in file system order.
-    # The order changes floating-point sums and decides ties, so the files are sorted.
+    # The profile files are sorted, because their order changes floating-point sums and decides
+    # ties.
     files = sorted(path for path in Path(PROFILES_DIRECTORY).iterdir() if path.is_file())
     factory.load_json_profile([path.read_text(encoding="utf-8") for path in files])
     return factory, LangDetectException

@@ -78,8 +78,9 @@ class Instruction:
 def loose_variants(text: str) -> tuple[str, ...]:
     """Return the eight texts of IFEval's loose mode.
 
-    Four of these texts are the text itself, the text without its first line, without its last line,
-    and without both lines. The other four are the same texts without asterisks.
+    Four of the eight texts are the text itself, the text without its first line, without its last
+    line, and without both lines. The other four of the eight texts are the first four without
+    asterisks.
     """
     lines = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
@@ -89,7 +90,7 @@ def loose_variants(text: str) -> tuple[str, ...]:
 def read_instruction(name: Any, given: Any, where: str, index: int) -> Instruction:
     """Parse instruction number ``index`` of a problem.
 
-    name: the instruction's id. given: the instruction's arguments. where: path of the spec for
+    name: the instruction's id. given: the instruction's arguments. where: path of the spec, for
         error messages.
 
     Raises VerifierError for an unknown id, and for a missing, unknown or invalid argument.
@@ -104,7 +105,7 @@ def read_instruction(name: Any, given: Any, where: str, index: int) -> Instructi
         raise VerifierError(
             message(where, repr(given)[:80], "a table of the instruction's arguments")
         )
-    # An argument of None is absent, because tables of rows fill every column.
+    # An argument of None counts as absent, because tables of rows fill every column.
     held = {k: v for k, v in cast("Mapping[str, Any]", found).items() if v is not None}
     arguments = {key: ARGUMENTS[key].of(held, where) for key in NEEDED[name]}
     arguments |= {key: int(n) for key, n in arguments.items() if isinstance(n, float)}

@@ -1,10 +1,10 @@
 """The rules of IFEval's 25 instruction types, each a function of a text and arguments.
 
-A rule decides like the public scorer of Zhou et al., "Instruction-Following Evaluation for Large
+Each rule decides like the public scorer of Zhou et al., "Instruction-Following Evaluation for Large
 Language Models", arXiv:2311.07911. With ``strict``, the text must also follow the instruction's
 meaning: words must be words and not marks, and a section or title must have content. Every rule
-takes time linear in the text's length. `RULES` maps an id to its rule. The second half of an
-instruction's id is the name of the rule's function.
+takes time linear in the text's length. The table `RULES` maps an instruction id to its rule. The
+second half of an instruction's id is the name of the rule's function.
 """
 
 from __future__ import annotations

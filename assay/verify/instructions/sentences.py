@@ -1,9 +1,9 @@
 """Count sentences like IFEval's public scorer.
 
 The public scorer uses Punkt (Kiss and Strunk, "Unsupervised Multilingual Sentence Boundary
-Detection", Computational Linguistics 32(4), 2006) with its English model. This module follows
-section 4 of that paper. sentence_words.toml has two lists of Punkt's English model: abbreviations,
-and words that often start a sentence after an abbreviation.
+Detection", Computational Linguistics 32(4), 2006) with its English model. The module `sentences`
+follows section 4 of Punkt's paper. sentence_words.toml has two lists of Punkt's English model:
+abbreviations, and words that often start a sentence after an abbreviation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import string
 import tomllib
 from pathlib import Path
 
-# A mark such as "." ends a sentence only before one of these signs, or before white space and text.
+# A mark such as "." ends a sentence only before one of these signs, or before white space and
+# further text.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
 _CANDIDATE = re.compile(rf"[.?!](?=(?P<mark>{_INSIDE_NO_WORD})|\s+(?P<following>\S+))")
 _LAST_PART = re.compile(rf"['‘’“”«»?!]?(?:(?!{_INSIDE_NO_WORD}|--|\.\.)\S)*\Z")
@@ -24,7 +25,7 @@ _NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*")
 _NAME = re.compile(r"(?:[A-Z]\S* |\A|[\n(\"])[A-Z]\Z")
 _NO_WORD_STARTS_WITH = "#&`,-"
 _PUNCTUATION = tuple(";:,.!?")
-# Only this many characters of a word are examined, because a longer word is no abbreviation.
+# Only this many characters of a word are examined, because longer words are no abbreviations.
 _LONGEST = 200
 
 _WORDS = {
@@ -34,7 +35,7 @@ _WORDS = {
     ).items()
 }
 ABBREVIATIONS, STARTERS = _WORDS["abbreviations"], _WORDS["starters"]
-# The word "I" is always capitalized, so its capital shows nothing.
+# The word "I" is always capitalized, so its capital does not show the start of a sentence.
 COMMON = (STARTERS | _WORDS["common"]) - {"i"}
 
 
@@ -61,7 +62,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str) -> list[tuple[int, int]]:
-    """Return the content words of a text in lower case, without a plural s."""
+    """Return (end of the sentence, start of the next sentence) for each sentence except the
+    last."""
     candidates = list(_CANDIDATE.finditer(text))
     found: list[tuple[int, int]] = []
     for index, match in enumerate(candidates):
@@ -69,7 +71,8 @@ def _ends(text: str) -> list[tuple[int, int]]:
         if index + 1 < len(candidates):
             starts_word = not start or text[start - 1] in string.whitespace
             if not starts_word and not _has_space(text, end, candidates[index + 1].start()):
-                # If a word contains several marks, only the last mark can end the sentence.
+                # If a word contains several punctuation marks, only the last mark can end the
+                # sentence.
                 continue
         if match[0] != "." or _is_end(text[max(0, start - _LONGEST) : start], match):
             found.append((end, match.start("following") if match["following"] else end))

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 _WORD = re.compile(r"\w+")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
-# Zero-width joiners, which change the shape of adjacent letters and belong to the word.
+# Zero-width joiners change the shape of adjacent letters and belong to the word.
 _JOINERS = "\u200c\u200d"
 # Invisible fillers that Unicode classifies as letters.
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0"
@@ -33,7 +33,7 @@ def num_words(text: str) -> int:
     The result is that of ``\w+`` in the ``regex`` package, as in NLTK 3.10, except that invisible
     characters alone are no word.
     """
-    # In the standard library's re, \w splits Indic words at vowel signs and matches "½".
+    # In Python's standard module re, \w splits Indic words at vowel signs and matches "½".
     if not text.isascii():
         text = _BEYOND_ASCII.sub(lambda match: _stand_in(match[0]), text)
     return len(_WORD.findall(text))

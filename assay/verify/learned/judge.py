@@ -27,7 +27,7 @@ def judge_by_rubric(problem: Problem, completion: Completion) -> Part:
     quotes = context(problem, rubric)
     text = completion.text if rubric.reads == "trace" else completion.answer_text
     if rubric.reads == "answer" and not text.strip():
-        # An empty answer fails without the cost of a request.
+        # An empty answer fails at once, which saves the cost of a request.
         return Part(0.0, passed=False, detail="no answer")
     panel = panel_for(problem.spec)
     note = "cut off by its length limit" if completion.truncated else ""
@@ -54,7 +54,7 @@ def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
         return _inconclusive(votes, "too many votes are missing for a majority")
-    # The median, because a single judge with an extreme score cannot move the median.
+    # The median is used, because a single judge with an extreme score cannot move the median.
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -72,7 +72,7 @@ def _inconclusive(votes: Sequence[Vote], tie: str) -> Part:
     missing = [vote for vote in votes if vote.finding is None]
     if not missing:
         return Part.not_judged("error", tie)
-    # ``unavailable`` comes first, because this reason does not count as a failure of the reward.
+    # The reason ``unavailable`` comes first, because it does not count as a failure of the reward.
     rank: dict[NotJudgedReason, int] = {"unavailable": 0, "timeout": 1, "error": 2}
     worst = min(missing, key=lambda vote: rank[vote.reason])
     return Part.not_judged(worst.reason, worst.detail)
@@ -88,7 +88,7 @@ def _decided(
 ) -> Part:
     """Return a verdict's part with the reasoning of the vote ``quoted_vote``.
 
-    The detail names missing votes first.
+    If votes are missing, the detail names the missing votes first.
 
     The components are the share of votes on the winning side, the number of votes, and the tokens
     of the replies. Tokens of stored replies count too, so that a repeated judgment gives the same
@@ -116,7 +116,8 @@ JUDGE = Verifier(
     "harmlessness reads the whole text. A text above max_chars is shown without its middle",
     partial_credit="scores map linearly from the scale to [0, 1]; the median of several votes "
     "counts",
-    # The limit is above every `patience`, so that the judge's own error message arrives first.
+    # The limit is longer than every judge's `patience`, so that the judge's own error message
+    # arrives first.
     limits=Limits(seconds=MAX_PATIENCE + 100),
     extra="judge",
     check_options=check_judge,

@@ -24,7 +24,8 @@ from assay.verify.learned.rubrics import PAIRWISE, context
 Array = NDArray[np.float64]
 Outcome = Literal["first", "second", "tie"]
 
-# Outcomes by the sign of the votes' lead for the first completion. The sign is 0, 1 or -1.
+# Outcomes of a comparison by the sign of the votes' lead for the first completion.
+# The sign of a difference of votes is 0, 1 or -1.
 OUTCOMES: tuple[Outcome, ...] = ("tie", "first", "second")
 POINTS: Mapping[str, float] = {"first": 1.0, "second": 0.0, "tie": 0.5}
 # Ridge penalty on both coefficients, which keeps the fit finite if one side wins all pairs.
@@ -39,10 +40,11 @@ class Comparison:
     """The judges' comparison of two completions of one problem.
 
     outcome: result of the pair; None if the pair was not judged, for ``reason``.
-    consistent: both orders gave the same outcome. Without consistency, the outcome is a tie.
+    consistent: whether both orders gave the same outcome. If the two orders disagree, the outcome
+        is a tie.
     lengths: characters of the compared texts.
     places: points of the first completion when it is shown first, and when it is shown second.
-        None if the judges did not compare the pair in both orders.
+        The value is None if the judges did not compare the pair in both orders.
     """
 
     problem_id: str
@@ -72,14 +74,14 @@ def compare(
     options: keys of ``[verification.options.judge]``. A problem cannot override them.
     reads: ``answer``, the text outside the think block, or ``trace``, the whole completion.
 
-    The prompt of the judges includes ``criteria`` and ``reference`` of the problem's spec. Safe to
-    call from any thread. Raises VerifierError for an invalid spec or option.
+    The prompt of the judges includes ``criteria`` and ``reference`` of the problem's spec. The
+    function can be called from any thread. Raises VerifierError for an invalid spec or option.
     """
     panel = panel_for(options or {})
     texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
     lengths = len(texts[0]), len(texts[1])
     if texts[0] == texts[1]:
-        # A judge with a position bias would prefer one of two equal texts.
+        # The two texts are equal, and a judge with a position bias would still prefer one of them.
         return Comparison(problem.id, "tie", lengths=lengths)
     leads: list[int] = []
     for order in (texts, texts[::-1]):
@@ -94,7 +96,8 @@ def compare(
 
 
 def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
-    """Return 1 if more votes prefer the first text (A), -1 if more prefer the second, 0 for a tie.
+    """Return 1 if more votes prefer the first text (A), -1 if more votes prefer the second text, 0
+    for a tie.
 
     If half of the votes or more are missing, return one of the missing votes.
     """
@@ -111,15 +114,15 @@ def _ask(panel: Panel, problem: Problem, texts: Sequence[str]) -> int | Vote:
 
 @dataclass(frozen=True, slots=True)
 class WinRate:
-    """Share of comparisons that the first side wins. A tie counts as half a win.
+    """Share of pairwise comparisons that the first side wins. A tie counts as half a win.
 
-    standard_error: standard error of `rate`. None for fewer than two problems.
+    standard_error: standard error of `rate`. The result is None for fewer than two problems.
     length_effect: increase of the first side's log-odds per standard deviation of the length
         difference. The value is None if length is not controlled.
     inconsistent: number of pairs with contradictory outcomes in the two orders.
     by_place: win rate when the first side is shown first, and when it is shown second. The
-        difference of the two rates is the judges' position bias. Return None if no pair was
-        compared in both orders.
+        difference between the two win rates is the judges' position bias. Return None if no pair
+        was compared in both orders.
     """
 
     rate: float
@@ -136,7 +139,7 @@ class WinRate:
 
 
 def win_rate(comparisons: Sequence[Comparison]) -> WinRate:
-    """Return the mean of the points, with its standard error clustered by problem.
+    """Return the mean of the points, and its standard error clustered by problem.
 
     For G problems and N comparisons: SE^2 = G/(G-1) * sum over problems of (sum over the problem's
     comparisons of (points - rate))^2 / N^2. Raises ValueError if no comparison was judged.
@@ -179,10 +182,10 @@ def fit_logistic(features: Array, points: Array) -> Array:
     """Fit a logistic model by Newton's method and return its coefficients.
 
     features: [rows, coefficients].
-    points: [rows], values in [0, 1]. The value 0.5 counts as half a win.
+    points: [rows], values in [0, 1]. In the array of points, the value 0.5 counts as half a win.
 
     Maximizes sum of points * log(p) + (1 - points) * log(1 - p) - RIDGE/2 * |coefficients|^2. A
-    step is halved until the step does not decrease the objective.
+    Newton step is halved until it does not decrease the objective.
     """
 
     def likelihood(coefficients: Array) -> float:
@@ -219,7 +222,7 @@ def _sigmoid(logits: Array) -> Array:
 def _clustered(judged: Sequence[Comparison], rows: Array) -> Array | None:
     """Return G/(G-1) times the sum over G problems of the outer product of each problem's row sum.
 
-    rows: [comparisons, coefficients]. Returns None for a single problem.
+    rows: [comparisons, coefficients]. Returns None if all comparisons belong to a single problem.
     """
     index = {name: n for n, name in enumerate(dict.fromkeys(one.problem_id for one in judged))}
     sums = np.zeros((len(index), rows.shape[1]))

@@ -1,4 +1,4 @@
-"""A panel of judges that vote. The judges share a store of replies and a budget."""
+"""A panel of judges that vote. The judges of a panel share a store of replies and a budget."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Vote:
 
 
 class Panel:
-    """The judges of one configuration. Safe to use from any thread."""
+    """The judges of one configuration. The panel can be used from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -54,8 +54,8 @@ class Panel:
     @property
     def store(self) -> JudgeStore:
         """The store of replies: the file of the settings, else of `keep_replies`, else memory."""
-        # The store is looked up at each use,
-        # because `keep_replies` can be called after the panel is made.
+        # The store is looked up at each use, because `keep_replies` can be called after the panel
+        # is made.
         path = self.settings.replies or _replies_path
         return self._store if path is None else _store_at(path)
 
@@ -115,13 +115,14 @@ class Panel:
             reply = read_body(body)
             vote = Vote.of(read(reply), reply)
         except EndpointFailure:
-            # Somebody edited the file. A new request replaces the unreadable reply.
+            # Somebody edited the file.
+            # An unreadable stored reply is replaced by the reply to a new request.
             return None
         count(model, reused=1)
         return vote
 
     def close(self) -> None:
-        """Close the connections. The next request opens new connections."""
+        """Close the connections. After the call, the next request opens new connections."""
         for client in self.clients:
             client.close()
 
@@ -158,7 +159,7 @@ def _store_at(path: Path, read_only: bool = False) -> JudgeStore:
 def close_judges() -> None:
     """Close all connections and files.
 
-    The next use of a judge makes new panels with full budgets.
+    The next use of a judge creates new panels with full budgets.
     """
     global _replies_path
     with _lock:

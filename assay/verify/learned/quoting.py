@@ -5,7 +5,7 @@ all quoted texts, and it is regenerated until no text contains it. A text theref
 the code of its own block. A JSON string has no line break, so a quoted text cannot start a new line
 of the prompt. ``\u`` escapes replace sequences that chat templates read as tokens (``<|im_end|>``,
 ``[INST]``). ``\u`` escapes also replace invisible characters (zero width, direction marks).
-`json.loads` of the line returns the original text.
+Applied to the line, `json.loads` returns the original text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CODE_DIGITS = 16
-# Digits of the code in the key of a reply. Small judges copy 8 digits without error.
+# Number of digits of the code in the key of a judge's reply.
+# Small judge models copy 8 digits without error.
 KEY_DIGITS = 8
 
 # Control tokens of chat models: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, [INST], >>QUESTION<<.
@@ -59,7 +60,7 @@ def quoted(text: str) -> str:
 
 
 def code_for(quotes: Sequence[Quote], *salt: object) -> str:
-    """Return a code for the blocks of these texts.
+    """Return a code for the blocks that quote these texts.
 
     The code is chosen so that no text contains the code's first digits.
     """
@@ -90,8 +91,8 @@ def cut_middle(name: str, text: str, max_chars: int, note: str = "") -> Quote:
     """Quote the beginning and the end of a text, at most ``max_chars`` characters together.
 
     If a quoted text is too long, its middle is removed, because the final answer is usually at the
-    end and the approach at the beginning. The note gives the length and the position of the removed
-    text.
+    end and the approach at the beginning. A note in the quoted text gives the length and the
+    position of the removed text.
     """
     if len(text) <= max_chars:
         return Quote(name, text, note)

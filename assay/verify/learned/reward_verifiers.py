@@ -17,7 +17,7 @@ TOO_LONG = ("cut_prompt", "cut_completion", "not_judged")
 FORMATS = ("chat", "plain")
 READS = ("all", "answer")
 DTYPES = ("float32", "bfloat16")
-# The defaults of step_tag, good_token and bad_token are those of the Math-Shepherd checkpoint.
+# The default step_tag, good_token and bad_token are those of the Math-Shepherd checkpoint.
 STEP_TAG = "\u043a\u0438"
 
 
@@ -167,13 +167,15 @@ def _evidence(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def judge_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the score of each completion. All options come from the configuration.
+    """Return the learned score of each completion.
 
-    With ``head = "scalar"`` the score is the model's single logit, which is unbounded. With
-    ``head = "binary"`` the score is the probability of the label ``positive``: a softmax over two
-    labels, or the sigmoid of one logit. The scores of an ensemble's members are normalized, then
-    aggregated, then ``squash`` is applied. A text above ``max_tokens`` is cut as ``too_long``
-    allows. A text that still does not fit is not judged.
+    All options of the reward verifiers come from the configuration.
+
+    With ``head = "scalar"`` the score is the model's single logit, which is unbounded. With ``head
+    = "binary"`` the score is the probability of the label ``positive``: a softmax over two labels,
+    or the sigmoid of one logit. The scores of an ensemble's members are normalized, then
+    aggregated, then ``squash`` is applied. A text with more than ``max_tokens`` tokens is cut as
+    the option ``too_long`` allows. A text that still does not fit after the cut is not judged.
     """
     return _judge("reward_model", pairs)
 
@@ -206,7 +208,8 @@ REWARD_MODEL = Verifier(
 
 
 def judge_process_reward_model(pairs: Pairs) -> list[Part]:
-    """Return the probability that each step is correct, and one value reduced from all steps.
+    """Return the probability that each step is correct, and one value that all steps are reduced
+    to.
 
     Each step is followed by ``step_tag``, and the step's score is read at the tag's last token.
     With ``style = "causal"`` a language model scores by a softmax over ``good_token`` and
@@ -214,8 +217,8 @@ def judge_process_reward_model(pairs: Pairs) -> list[Part]:
     classification head with one logit or two labels gives the scores. Steps are split at ``split``
     or at the row's ``step_ends``. `StepScore.end` is the index of the token at which the step ends.
     For a completion without tokens, `StepScore.end` is the index of a character. A completion
-    without steps fails. Only the prompt is cut to fit ``max_tokens``. A text that still does not
-    fit is not judged.
+    without steps fails. To fit ``max_tokens``, only the prompt is cut, never the completion. A text
+    that still does not fit after the cut is not judged.
     """
     return _judge("process_reward_model", pairs)
 

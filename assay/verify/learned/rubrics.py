@@ -71,7 +71,7 @@ class Rubric:
         }
 
     def form(self, code: str) -> str:
-        """Return the text that tells the judge the reply's format."""
+        """Return the text that tells the judge the format of its reply."""
         low, high = self.scale
         holds = {
             "score": f"a number from {low:g} (worst) to {high:g} (best)",
@@ -87,7 +87,10 @@ class Rubric:
         )
 
     def read(self, reply: Reply, code: str) -> tuple[Any, str]:
-        """Return (finding, reasoning) of a reply. Raises EndpointFailure for an invalid reply."""
+        """Return (finding, reasoning) of a judge's reply.
+
+        Raises EndpointFailure for an invalid reply.
+        """
         value, reasoning = finding_of(reply, self.key(code))
         if self.kind == "score":
             return read_score(value, *self.scale), reasoning
@@ -162,7 +165,8 @@ def read_rubric(problem: Problem) -> Rubric:
     if rubric.kind != "score":
         return rubric
     if problem.spec.get("scale") is not None:
-        # Two thirds of the way up the scale, as 7 is on the default scale from 1 to 10.
+        # The default threshold is two thirds of the way up the scale, as 7 is on the default scale
+        # from 1 to 10.
         low, high = map(float, _FIELDS["scale"].read(problem))
         rubric = replace(rubric, scale=(low, high), pass_at=low + (high - low) * 2 / 3)
     if (bound := problem.spec.get("pass_at")) is not None:
@@ -197,7 +201,10 @@ def context(problem: Problem, rubric: Rubric) -> list[Quote]:
 
 
 def _asked(problem: Problem) -> str:
-    """Return the question. A conversation becomes a transcript without its system turn."""
+    """Return the question.
+
+    In the judge's prompt, a conversation is a transcript without its system turn.
+    """
     if isinstance(problem.prompt, str):
         return problem.prompt
     turns = [turn for turn in problem.prompt if turn["role"] != "system"]
@@ -207,11 +214,13 @@ def _asked(problem: Problem) -> str:
 
 
 def render(rubric: Rubric, quotes: Sequence[Quote], code: str) -> list[dict[str, str]]:
-    """Return the messages of one request. code: result of `code_for` for these quotes."""
+    """Return the chat messages of one request to the judge. code: code that `code_for` returned for
+    these quotes."""
     lines = [rubric.task]
     if any(quote.name == "criterion" for quote in quotes):
         lines.append("Each criterion that is given to you counts as part of the task.")
-    # The instructions end after the data, so that an instruction inside the data is not the last.
+    # The judge's instructions are repeated after the data, so that an instruction inside the data
+    # is not the last one.
     lines += [
         f"The texts follow as data. Every line around them carries the code {code}.",
         blocks(quotes, code),

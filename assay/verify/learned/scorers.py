@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RewardScorer(Protocol):
-    """A reward model with its options.
+    """A learned reward model together with its options.
 
     The checkpoints of the reward models are loaded at the first use.
     """

@@ -29,7 +29,7 @@ def reply_key(
     """Return the sha256 over everything that determines a reply, except the endpoint's address.
 
     rubric: ``name@version``.
-    vote: 0 for the first reply of this model to these messages.
+    vote: number of the reply; 0 for the model's first reply to these messages.
     """
     parts = [model, rubric, list(map(dict, messages)), dict(sampling), vote]
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
@@ -37,16 +37,18 @@ def reply_key(
 
 
 class JudgeStore:
-    """Replies by key, in a JSON Lines file. Without a path, the most recent replies in memory.
+    """A store of judges' replies by key, in a JSON Lines file.
+
+    Without a path, the store keeps the most recent replies in memory.
 
     Each reply is one line that a single write appends. Threads, and processes on one file system,
-    can therefore share a file of replies. The store keeps only the positions of lines in memory.
-    Unreadable lines, such as the last line after a crash, are skipped and counted in
+    can therefore share a file of replies. In memory, the store keeps only the positions of the
+    file's lines. Unreadable lines, such as the last line after a crash, are skipped and counted in
     `num_unreadable`.
 
-    read_only: new replies stay in memory and the file is unchanged.
+    read_only: whether new replies stay in memory, so that the file does not change.
 
-    Safe to use from any thread.
+    The reply store can be used from any thread.
     """
 
     def __init__(self, path: Path | str | None = None, read_only: bool = False) -> None:
@@ -55,16 +57,17 @@ class JudgeStore:
         self.num_unreadable = 0
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        # (start, length) of each reply's line in the file, in bytes.
+        # Values are (start, length) of each reply's line in the file, in bytes.
         self._places: dict[bytes, tuple[int, int]] = {}
-        # (lock, number of threads that use it) by the key of a running request.
+        # Values are (lock, number of threads that use the lock), by the key of a running request.
         self._asking: dict[str, tuple[threading.Lock, int]] = {}
         self._file: int | None = None
         if self.path is not None:
             self._open(self.path)
 
     def _open(self, path: Path) -> None:
-        # O_APPEND: the kernel moves to the end and writes in one step, so processes do not overlap.
+        # With O_APPEND the kernel moves to the end of the file and writes in one step, so processes
+        # do not overlap.
         access = os.O_RDONLY if self.read_only else os.O_RDWR | os.O_APPEND | os.O_CREAT
         # Child processes must not inherit the open file.
         flags = access | getattr(os, "O_CLOEXEC", 0)
@@ -82,15 +85,15 @@ class JudgeStore:
                 f"verification.options.judge.replies: {path} cannot be opened ({error.strerror}); "
                 "accepted: the path of a JSON Lines file; choose another"
             ) from error
-        # A partial line, which a crash left, must not absorb the next reply.
+        # A partial last line, which a crash left behind, must not absorb the next reply.
         if not line.endswith(b"\n") and not self.read_only:
             os.write(self._file, b"\n")
 
     def _index(self, line: bytes, start: int) -> None:
         row = _read(line)
         if row is not None:
-            # The first stored reply of a key counts,
-            # so that a second process cannot change a verdict.
+            # The first stored reply of a key counts, so that a second process cannot change a
+            # verdict.
             self._places.setdefault(row[0].encode(), (start, len(line)))
         elif line.strip():
             self.num_unreadable += 1
@@ -119,16 +122,17 @@ class JudgeStore:
                 return
             _write_all(self._file, line)
             # The position after an appending write is the end of this write.
-            # The file's size would be wrong here,
-            # because it could include later lines of other processes.
+            # The file's size would be wrong here, because the size could include later lines of
+            # other processes.
             end = os.lseek(self._file, 0, os.SEEK_CUR)
             self._places[key.encode()] = end - len(line), len(line)
 
     @contextmanager
     def asking(self, key: str, deadline: float) -> Generator[bool]:
-        """Let one thread at a time request the reply of a key, so that each reply is paid for once.
+        """Let only one thread at a time request the reply for a key, so that each reply is paid for
+        once.
 
-        Yields False if ``time.monotonic()`` reached ``deadline`` first.
+        Yields False if ``time.monotonic()`` reached ``deadline`` before the lock was free.
         """
         with self._lock:
             lock, waiting = self._asking.get(key, (threading.Lock(), 0))
@@ -141,12 +145,16 @@ class JudgeStore:
                 lock.release()
             with self._lock:
                 lock, waiting = self._asking.pop(key)
-                # The last thread removes the lock, so that the table does not grow with every key.
+                # The last thread that waits for a key removes the lock, so that the table does not
+                # grow with every key.
                 if waiting > 1:
                     self._asking[key] = lock, waiting - 1
 
     def close(self) -> None:
-        """Close the file. A closed store finds no old replies, and keeps new replies in memory."""
+        """Close the file.
+
+        After closing, the store finds no old replies, and keeps new replies in memory.
+        """
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
@@ -154,7 +162,10 @@ class JudgeStore:
 
 
 def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
-    """Return (key, reply) of a line. Returns None if the line has no valid reply."""
+    """Return (key, reply) of a line in the store's file.
+
+    Returns None if the line has no valid reply.
+    """
     try:
         row: Any = json.loads(line)
         key, reply = row["key"], row["reply"]
@@ -168,5 +179,5 @@ def _read(line: bytes) -> tuple[str, dict[str, Any]] | None:
 def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        # os.write can write a part of the data only, for example on a full disk.
+        # os.write can write only a part of the data, for example on a full disk.
         view = view[os.write(file, view) :]

@@ -88,7 +88,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
     said: list[frozenset[str]] = []
     numbers: set[int] = set(range(1, len(premises) + 1))
     supported = repeated = starts = 0
-    # The last step that does not repeat an earlier step.
+    # The last reasoning step that does not repeat an earlier step.
     fresh = ""
     for number, text in steps:
         words = words_of(text)
@@ -99,7 +99,7 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
             continue
         fresh = text
         if not words - _NUMBERS or not _rests_on(text, number, numbers):
-            # An unsupported step at the start restates a premise, so the share does not count it.
+            # An unsupported step at the start restates a premise, so it is excluded from the share.
             starts += not supported
         elif known & words and not any(_same(words, each) for each in premises):
             supported += 1
@@ -107,8 +107,9 @@ def of_steps(steps: Sequence[tuple[int, str]], premises: Sequence[frozenset[str]
         numbers.add(number)
     last = words_of(steps[-1][1])
     circular = repeated > 0 and any(_same(last, each) for each in said[: max(1, starts)])
-    # At most this many steps count as premises. Without this maximum,
-    # a text with one supported step after many premises could earn the full value.
+    # At most this many steps count as premises.
+    # Without this maximum, a text with one supported step after many premises could earn the full
+    # value.
     counted = len(steps) - min(starts, max(len(premises), len(steps) // 2))
     share = supported / counted if counted else 0.0
     detail, factor = "", 1.0
@@ -141,7 +142,7 @@ def steps_of(text: str) -> list[tuple[int, str]]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """An answer phrase after the last answer tag or box overrules the tag or box."""
+    """Return the content words of a text in lower case, without a final s."""
     words = (word.casefold() for word in _WORD.findall(text))
     informative = (word for word in words if word not in _EMPTY)
     return frozenset(word.removesuffix("s") if len(word) > 3 else word for word in informative)

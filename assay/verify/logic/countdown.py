@@ -1,7 +1,7 @@
 """Verifier ``countdown``: an arithmetic expression over given numbers that equals a target.
 
-Characters and numbers are checked before Python's parser reads the expression. This module then
-evaluates the syntax tree with exact fractions, so no model output is executed.
+Characters and numbers are checked before Python's parser reads the expression. The module
+`countdown` then evaluates the syntax tree with exact fractions, so no model output is executed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FRAC = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 _SIGN = r"[-+*/()]|[xX](?=[\s(0-9])"
 _EXPRESSION = re.compile(rf"(?:\s*(?:[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|{_SIGN}))*\s*")
 _TOKEN = re.compile(rf"0*([0-9]+)|{_SIGN}")
-# A product without an operator, as in 2(3 + 4).
+# Pattern of a product without an operator, as in 2(3 + 4).
 _UNSIGNED = re.compile(r"([0-9)]) \(")
 # An expression can begin with a minus, but not with a plus.
 _DANGLING = re.compile(r"[(+*/-] [+*/]|[+*/-] -")
@@ -97,7 +97,7 @@ def judge_countdown(problem: Problem, completion: Completion) -> Part:
 
 
 def read_countdown(problem: Problem) -> tuple[list[int], int, str]:
-    """Return (numbers, target, use) of a problem. Raises VerifierError."""
+    """Return (numbers, target, use) of a countdown problem. Raises VerifierError."""
     where, facts = f"problem {problem.id}: spec", METADATA.read(problem) or {}
     given = {**facts, **{key: value for key, value in problem.spec.items() if value is not None}}
     numbers, target = (field.of(given, where) for field in _NEEDED)
@@ -105,7 +105,7 @@ def read_countdown(problem: Problem) -> tuple[list[int], int, str]:
 
 
 def fault_of(text: str, numbers: Sequence[int], target: int, use: str = "all") -> str:
-    """Return the fault of an expression, or "" if it is correct."""
+    """Return the fault of an expression, or "" if the expression is correct."""
     given = sorted(numbers)
     try:
         value, used = evaluate(text, given)
@@ -134,7 +134,7 @@ def expression_of(text: str) -> str | None:
     """Return the final expression of a text, or None."""
     found = marked_or_last(text)
     if len(found) > 1:
-        # Several alternatives are no expression, so the text that joins them fails.
+        # Several alternatives are no expression, so the text that joins them fails to parse.
         return " | ".join(found)
     content = bare(found[0].partition(", not ")[0]) if found else ""
     return bare(_LABEL.sub("", _LEAD.sub("", content, count=1), count=1)) or None
@@ -156,7 +156,8 @@ def evaluate(text: str, numbers: list[int]) -> tuple[int | Fraction, list[int]]:
         sides.reverse()
     spaced = _spaced(sides[0])
     used = sorted(map(int, _DIGITS.findall(spaced)))
-    # Numbers are checked before the evaluation, because products of other numbers can be huge.
+    # Numbers are checked before the evaluation, because products of numbers outside the row can be
+    # huge.
     if used != numbers and Counter(used) - Counter(numbers):
         raise NotArithmetic("a number that is not given, or is used too often")
     try:
@@ -178,7 +179,7 @@ def _plain(text: str) -> str:
         return text.strip()
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
-    # Each pass replaces the innermost fractions.
+    # Each iteration replaces the innermost fractions.
     for _ in range(20):
         text, count = _FRAC.subn(r"((\1)/(\2))", text)
         if not count:

@@ -1,9 +1,9 @@
 """Guards and additional checks for reasoning-gym's unreliable scorers.
 
-In reasoning-gym 0.1.25, a scorer is a method of its task. Some scorers evaluate the model's text as
-code, and some run for minutes on a short text. `GATES` reject such texts before the scorer runs.
-Other scorers give full marks for wrong answers. For these tasks, a check in `STRICT` must agree
-with the scorer, or replaces the scorer.
+In version 0.1.25 of reasoning-gym, a scorer is a method of its task. Some scorers evaluate the
+model's text as code, and some run for minutes on a short text. `GATES` rejects unsafe texts before
+the scorer runs. Some scorers of the library give full marks for wrong answers. For tasks with a
+check in `STRICT`, the check must agree with the scorer, or replaces the scorer.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def is_literal(text: str, entry: Entry) -> bool:
 def is_algebra(text: str, entry: Entry) -> bool:
     """Return whether a text is plain algebra that sympy parses and differentiates quickly.
 
-    Allowed are numbers of at most 12 digits, single letters and known functions. The numbers in an
-    exponent are at most 60. An exponent may contain no power, and the base of a power at most one.
+    Allowed are numbers of at most 12 digits, single letters and known functions. The function also
+    checks that the numbers in an exponent are at most 60. An exponent may contain no power, and the
+    base of a power at most one.
     """
     if len(text) > MAX_ALGEBRA or "\n" in text:
         return False
@@ -104,7 +105,7 @@ def is_antiderivative(text: str, entry: Entry) -> bool:
         try:
             given, expected = (complex(function(point, 0.5)) for function in functions)
         except (NameError, TypeError):
-            # The module cmath lacks this function, so the library's scorer must decide.
+            # The module cmath lacks the called function, so the library's scorer must decide.
             return True
         except (ArithmeticError, ValueError):
             continue
@@ -122,9 +123,11 @@ def _form(pattern: str) -> Callable[[str, Entry], bool]:
 # Tasks whose scorer calls eval on the model's text.
 # The library's scorer receives only plain Python literals.
 LITERALS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# Tasks whose scorer calls sympy.parse_expr, which calls eval. The scorer gets only plain algebra.
+# Tasks whose scorer calls sympy.parse_expr, which calls eval.
+# The library's scorer receives only plain algebra.
 ALGEBRA = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
-# All tasks whose scorer evaluates text. For countdown and puzzle24, a check replaces the scorer.
+# All tasks whose library scorer evaluates the answer's text.
+# For the tasks countdown and puzzle24, a check replaces the library's scorer.
 EVALUATES = (*LITERALS, *ALGEBRA, "countdown", "puzzle24")
 
 _SHORT_NUMBERS = _form(r"(?!.*\d{3}).*")
@@ -144,7 +147,7 @@ GATES: Mapping[str, Callable[[str, Entry], bool]] = {
     "quantum_lock": _form(r"[ABC\s,>→\[\]'\"-]*"),
     # The scorer skips invalid moves.
     "sokoban": _form(r"[UDLR\s,]*"),
-    # The scorers skip text that is not a number.
+    # The library's scorers skip text that is not a number.
     "kakurasu": _NO_LETTERS,
     "survo": _NO_LETTERS,
     # The scorer tests whether a difference is too large, which is false for NaN.
@@ -161,7 +164,8 @@ def _countdown(text: str, entry: Entry) -> bool:
 def _puzzle24(text: str, entry: Entry) -> bool:
     """Check that an expression uses the puzzle's own four numbers and equals 24.
 
-    The library's scorer accepts any four numbers in range.
+    The library's scorer accepts any four numbers in the allowed range, not only the puzzle's
+    numbers.
     """
     return not fault_of(text, [int(number) for number in entry["metadata"]["numbers"]], 24)
 
@@ -193,7 +197,7 @@ def _same_numbers(text: str, entry: Entry) -> bool:
 def _coin_flip(text: str, entry: Entry) -> bool:
     """Compare probabilities to 0.0001.
 
-    The library's scorer wrongly accepts a text with only the first digits of the answer.
+    The library's scorer wrongly accepts a text that has only the first digits of the answer.
     """
     if re.search(r"[eE]", text) or len(text) > 100:
         return False
@@ -211,7 +215,10 @@ def _new_conclusion(text: str, entry: Entry) -> bool:
 
 
 def _fits_shape(text: str, entry: Entry) -> bool:
-    """Check the size of a grid. The library's scorer wrongly ignores additional cells of a grid."""
+    """Check that a grid has the expected size.
+
+    The library's scorer wrongly ignores additional cells of a grid.
+    """
     given, expected = json.loads(text), json.loads(str(entry["answer"]))
     is_grid = bool(expected) and isinstance(expected[0], list)
     same = len(given) == len(expected)
@@ -219,7 +226,7 @@ def _fits_shape(text: str, entry: Entry) -> bool:
 
 
 def _interval(text: str, entry: Entry) -> bool:
-    """Check that a text is one number or time.
+    """Check that a text consists of one number or time.
 
     The library's scorer wrongly ignores text after the number or time.
     """
@@ -231,7 +238,7 @@ def _interval(text: str, entry: Entry) -> bool:
 
 
 def _one_fraction(text: str, entry: Entry) -> bool:
-    """Check that a text is a single fraction.
+    """Check that a text consists of a single fraction.
 
     The library's scorer reads the first fraction and ignores the rest.
     """
@@ -244,7 +251,7 @@ def _zebra(text: str, entry: Entry) -> bool:
 
 
 def _knights_knaves(text: str, entry: Entry) -> bool:
-    """Return whether a text gives every inhabitant exactly one role, which is the correct role."""
+    """Return whether a text gives every inhabitant exactly one role, and each role is correct."""
     names, solution = entry["metadata"]["names"], entry["metadata"]["solution"]
     right = {str(name).casefold(): bool(truth) for name, truth in zip(names, solution, strict=True)}
     return role_claims(text, entry["metadata"]) == right
@@ -280,14 +287,15 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
     return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
-# Pairs of a check, and whether the check replaces the library's scorer.
-# A check gives no partial credit. The full marks of a kept scorer count only if the check agrees.
+# Pairs of a check and a flag: whether the check replaces the library's scorer.
+# A check in addition to the scorer gives no partial credit.
+# If the library's scorer is kept, its full marks count only if the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "knights_knaves": (_knights_knaves, True),
     "zebra_puzzles": (_zebra, True),
     "countdown": (_countdown, True),
     "puzzle24": (_puzzle24, True),
-    # The library's scorer of this task reads any text as the answer "true".
+    # For this task, the library's scorer reads any text as the answer "true".
     "game_of_life_halting": (_same_text, True),
     "coin_flip": (_coin_flip, True),
     "gsm_symbolic": (_one_number, True),
@@ -295,11 +303,11 @@ STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {
     "fraction_simplification": (_one_fraction, False),
     # The library's scorer ignores letters after the answer.
     "spell_backward": (_same_text, False),
-    # The scorer accepts an answer with ten correct letters.
+    # The library's scorer accepts an answer with ten correct letters.
     "figlet_font": (_same_text, False),
-    # The scorer ignores words after the answer.
+    # The library's scorer ignores words after the answer.
     "letter_jumble": (_same_text, False),
-    # The scorer ignores words after the last sorted word.
+    # The library's scorer ignores words after the last sorted word.
     "word_sorting": (_same_words, False),
     "propositional_logic": (_new_conclusion, False),
     "game_of_life": (_fits_shape, False),

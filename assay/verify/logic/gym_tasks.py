@@ -32,7 +32,7 @@ MAX_ANSWER = 4000
 _METADATA = "the metadata of reasoning-gym's entry"
 _READS = re.compile(r"metadata(?:[\"']\])?\s*\[\s*[\"'](\w+)[\"']\s*\]")
 _GUARDED = re.compile(r"[\"'](\w+)[\"']\s+(?:not\s+)?in\s")
-# Metadata keys of tasks whose scorers do not read the keys in the form that `_READS` matches.
+# Metadata keys of tasks whose scorers read the keys in a form that `_READS` does not match.
 _KEYS = {
     "advanced_geometry": {"task_type"},
     "knights_knaves": {"names", "solution", "knight_knave_terms"},
@@ -57,11 +57,13 @@ PARTIAL_CREDIT = flag("partial_credit", "true (the task's own scores below 1) or
 
 
 def judge_gym(problem: Problem, completion: Completion) -> Part:
-    """Score an answer with the scorer of its reasoning-gym task. Only a score of 1 passes.
+    """Score an answer with the scorer of its reasoning-gym task.
 
-    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` from the spec. Some scorers give
-    full marks for wrong answers or evaluate the model's text. `gym_scorers` guards or replaces
-    these scorers.
+    Only a completion with a score of 1 passes.
+
+    Reads ``task``, ``answer``, ``metadata`` and ``partial_credit`` from the spec. Some scorers of
+    the library give full marks for wrong answers or evaluate the model's text. The module
+    `gym_scorers` guards or replaces the library's unsafe scorers.
     """
     task, gold, metadata = read_gym(problem)
     found = answers_of(uncommented(clipped(completion.answer_text)), task, gold, metadata)
@@ -106,14 +108,15 @@ def answers_of(
     text: str, task: str, gold: str | None, metadata: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the answers in a text's last tag, box or phrase, else the whole text."""
-    # The text can be the expected answer and contain an answer mark itself.
+    # The text can equal the expected answer and itself contain an answer mark.
     if gold is not None and text == gold.strip():
         return (text,)
     run = last_marks(text)
     phrase = last_phrase(text, run[-1].end if run else 0)
     if phrase is not None:
         content = phrase.content
-        # An expected answer of several lines, such as a grid, follows the phrase's line.
+        # An expected answer of several lines, such as a grid, begins on the line after the answer
+        # phrase.
         if gold is not None and "\n" in gold.strip():
             content = text[text.index(content, phrase.start) :].partition("\n```")[0]
         return (_bare(content, task, gold),)
@@ -176,7 +179,7 @@ def score_of(
 
 
 def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -> float:
-    """Return the score of the library's scorer, or 0 if the text makes the scorer raise."""
+    """Return the result of the library's scorer, or 0 if the text makes the scorer raise."""
     dataset = _dataset(task)
 
     def score(answer: str) -> float:
@@ -185,12 +188,12 @@ def _library_score(text: str, task: str, entry: Mapping[str, Any], where: str) -
 
     try:
         number = score(text)
-    except Exception as fault:  # the library's scorers raise errors of many classes
+    except Exception as fault:  # The library's scorers raise exceptions of many classes.
         # If the expected answer raises an exception too, the row is invalid and the completion is
         # not at fault.
         try:
             score(entry["answer"] if entry["answer"] is not None else "")
-        except Exception:  # the scorer rejects the expected answer too
+        except Exception:  # The scorer rejects the expected answer too, so the row is at fault.
             found = f"{type(fault).__name__}: {fault}"[:200]
             accepts = f"{_METADATA} of {task}"
             raise VerifierError(message(f"{where}: spec.metadata", found, accepts)) from fault
@@ -217,9 +220,10 @@ def known_tasks() -> list[str]:
 def needed_keys(task: str) -> frozenset[str] | None:
     """Return the metadata keys that a task's scorer and check always read.
 
-    Return None if the task does not exist.
+    Return None if reasoning-gym has no such task.
     """
-    # reasoning-gym does not declare these keys, so they are read from the scorer's source code.
+    # reasoning-gym does not declare which metadata keys its scorers need, so the keys were read
+    # from the scorers' source code.
     if task not in known_tasks():
         return None
     if task in _KEYS:

@@ -45,8 +45,8 @@ def find_label(text: str) -> str | None:
     """Return a text's final label, or None if the text has no final label or several labels.
 
     The label is searched in the marked answer, else in the first line if that line is only a label,
-    else in the last line. A retraction overrules an earlier label. A label in a question does not
-    count.
+    else in the last line. A retraction overrules an earlier label. A label that occurs in a
+    question does not count.
     """
     found = commitment(text)
     if len(found.parts) > 1:
@@ -67,7 +67,7 @@ def find_label(text: str) -> str | None:
 def _label_in(content: str, marked: bool) -> str | None:
     """Return the label of a text's first sentence with a label. None: no label, or several.
 
-    marked: whether the text is a marked answer.
+    marked: whether the text is the content of an answer mark.
     """
     content = content[:MAX_SENTENCES] if marked else content[-MAX_SENTENCES:]
     if (label := _pure(content)) is not None:
@@ -83,7 +83,8 @@ def _label_in(content: str, marked: bool) -> str | None:
             continue
         if end and end[0][-1] in "?？":
             return None
-        # The reason after "because" may name other labels, so the sentence is also read without it.
+        # The reason after "because" may name other labels, so the sentence is also read without the
+        # reason.
         for head in (sentence, _REASON.split(sentence, maxsplit=1)[0]):
             label = _only_label(head, marked)
             if label is not None or not _REASON.search(sentence):

@@ -69,7 +69,7 @@ def _columns(names: Sequence[str]) -> tuple[dict[str, int], int]:
     everything = (1 << size) - 1
     columns: dict[str, int] = {}
     for place, name in enumerate(names):
-        # The column alternates between `block` zeros and `block` ones.
+        # The column alternates between runs of `block` zeros and `block` ones.
         block = 1 << place
         columns[name] = everything // ((1 << 2 * block) - 1) * (((1 << block) - 1) << block)
     return columns, everything
@@ -108,7 +108,7 @@ class _Translation:
     """Translate formulas to z3, with a single sort for all objects."""
 
     # z3 identifies a symbol by its name.
-    # Prefixes and arities in the names below keep predicates, terms and bound variables apart.
+    # Prefixes and arities in the z3 names keep predicates, terms and bound variables apart.
 
     def __init__(self, z3: Any, context: Any) -> None:
         self.z3 = z3

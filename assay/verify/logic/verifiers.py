@@ -89,9 +89,9 @@ TARGET = Field(
 def judge_boolean(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the completion's formula is equivalent to the expected formula, else 0.
 
-    Reads ``formula``, ``form`` and ``max_connectives`` from the spec. The completion may add or
-    omit variables that do not change the truth value. The case of variables counts only if two
-    variables of the expected formula differ only in case.
+    Reads ``formula``, ``form`` and ``max_connectives`` from the spec. The completion's formula may
+    add or omit variables that do not change the truth value. The case of variables counts only if
+    two variables of the expected formula differ only in case.
     """
     gold, form, bound = read_boolean(problem)
     text = _committed_formula(completion)
@@ -131,9 +131,9 @@ def judge_entailment(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the completion's label or formula is correct, else 0.
 
     If the spec has a ``target``, the completion must give a formula. The premises must entail the
-    formula, the formula alone must entail the target, and a tautology fails. Otherwise the
-    completion must give a label. The correct label is ``answer``, or is derived from ``premises``
-    and ``conclusion``.
+    formula, the formula alone must entail the target, and a tautology fails. If the spec has no
+    ``target``, the completion must give a label. The correct label is ``answer``, or is derived
+    from ``premises`` and ``conclusion``.
     """
     label, premises, goal = read_entailment(problem)
     try:
@@ -211,7 +211,7 @@ def _parsed(text: str, gold: Formula | None = None) -> tuple[Formula | None, str
 
     Return (formula, "") for a valid formula, or (None, description of the fault).
 
-    gold: the expected formula. If all its variables are single letters, AB means A and B.
+    gold: the expected formula. If all variables of a formula are single letters, AB means A and B.
     """
     formula, fault = None, ""
     try:

@@ -1,4 +1,4 @@
-"""Completions that list changes to given manifests, instead of whole manifests.
+"""Completions that list changes to the problem's manifests, instead of whole manifests.
 
 A completion with changes is a YAML mapping of ``Kind/name path`` to the new value. The value null
 removes the old value:
@@ -54,7 +54,8 @@ def _label(document: Any) -> str:
 def _set(value: Any, steps: Sequence[Step], new: Any, place: str) -> None:
     """Set the value at a path, or remove it if ``new`` is None.
 
-    Missing mappings and lists along the path are created. place: the path as text, for messages.
+    Mappings and lists that are missing along the path are created. place: path of the value as
+    text, for messages.
     """
     *way, last = steps
     for n, step in enumerate(way):

@@ -1,4 +1,5 @@
-"""Return (end of the sentence, start of the next sentence) for each sentence except the last."""
+"""The results of a verifier's rules: a rule yields one check for each manifest field that it
+examines."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ TESTS = ("equals", "one_of", "matches", "exists", "at_least", "at_most")
 # Seconds of CPU time for matching one value against one pattern.
 # Backtracking can take exponential time.
 PATTERN_SECONDS = 0.2
-# Marker for a missing value. None would be ambiguous, because YAML can contain null.
+# Marker for a missing value.
+# The marker is needed because None would be ambiguous:
+# YAML can contain null.
 ABSENT = object()
 
 
@@ -81,7 +83,7 @@ def is_place(value: Any) -> bool:
 
 
 def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[RuleCheck]:
-    """Yield a check for each requirement of a row."""
+    """Yield a check for each value that a row requires."""
     for row in rows:
         found = _named(bundle, row)
         where = f"{row['resource']} {row.get('path', '')}".strip()
@@ -89,7 +91,8 @@ def required(bundle: Bundle, rows: Sequence[Mapping[str, Any]]) -> Iterator[Rule
             yield RuleCheck(where, f"{len(found)} such resources; accepted: one")
         elif "path" in row:
             values = [value for _, value in find(found[0].body, row["path"])]
-            # The fault names no expected value, because an environment shows faults to the policy.
+            # The fault does not name the expected value, because an environment shows faults to the
+            # policy.
             yield RuleCheck(where, "" if _met(row, values) else "is not what the task asks for")
         else:
             yield RuleCheck(where)
@@ -101,7 +104,7 @@ def _named(bundle: Bundle, row: Mapping[str, Any]) -> list[Resource]:
 
 
 def _met(row: Mapping[str, Any], values: list[Any]) -> bool:
-    """Return whether a path has values and all of them meet a requirement."""
+    """Return whether a manifest path has values and all these values meet a requirement."""
     if "exists" in row:
         return bool(values) is row["exists"]
     return bool(values) and all(_value_met(row, value) for value in values)
@@ -122,14 +125,14 @@ def _value_met(row: Mapping[str, Any], value: Any) -> bool:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    # `regex` limits the time of a match, which `re` cannot.
+    # The package `regex` limits the time of a match; Python's `re` has no such limit.
     # The module is imported late to save start-up time.
     import regex
 
     try:
         found = regex.fullmatch(pattern, text[:2000], flags=regex.V0, timeout=PATTERN_SECONDS)
     except TimeoutError:
-        # A value that makes the row's pattern backtrack for so long does not match.
+        # Seconds after which a value on which a row's pattern backtracks counts as not matching.
         return False
     return found is not None
 
@@ -148,8 +151,8 @@ def same(one: Any, other: Any) -> bool:
 class Kept:
     """Resources whose values must stay unchanged, with exceptions.
 
-    may_change: paths of values that may change but not vanish.
-    may_remove: paths of values that may change or vanish.
+    may_change: paths of values that may change but must not be removed.
+    may_remove: paths of values that may change or be removed.
     may_add: ``Kind/name`` of resources that may be added.
     """
 
@@ -172,8 +175,9 @@ class Kept:
                 continue
             change, remove = (list(_paths(p, each)) for p in (self.may_change, self.may_remove))
             wrong = (c for c in changed(each.body, found.body) if not _allowed(c, change, remove))
-            # Only the first changed value is reported,
-            # because one edit can change hundreds of values.
+            # Only the first changed value is reported, because one edit can change hundreds of
+            # values. because one edit can change hundreds of
+            # values.
             first = next(wrong, None)
             yield RuleCheck(each.label, "" if first is None else f"{_shown(first)} must not change")
         known = {each.identity for each in self.resources}
@@ -207,7 +211,7 @@ def changed(before: Any, after: Any, path: Change = ()) -> Iterator[Change]:
             yield from changed(*pair, (*path, (key, -1, *pair)))
     elif isinstance(before, list) and isinstance(after, list):
         for number in range(max(len(before), len(after))):
-            # Items are compared by index, because their order can have a meaning.
+            # List items are compared by index, because the order of items can have a meaning.
             pair = _item(before, number), _item(after, number)
             yield from changed(*pair, (*path, ("", number, *pair)))
     elif before is ABSENT or after is ABSENT or not same(before, after):
@@ -219,7 +223,10 @@ def _item(items: list[Any], number: int) -> Any:
 
 
 def _allowed(change: Change, may_change: list[Path], may_remove: list[Path]) -> bool:
-    """Return whether a change is allowed. A value that becomes empty counts as removed."""
+    """Return whether the row's expectations allow a change.
+
+    A value whose new content is empty counts as removed.
+    """
     if any(_is_below(change, path) for path in may_remove):
         return True
     for path in may_change:
@@ -241,7 +248,7 @@ def _on_path(step: tuple[str, str], place: tuple[str, int, Any, Any]) -> bool:
     key, number, before, after = place
     if number < 0:
         return step == ("key", key)
-    # The list item before the change decides whether a path matches.
+    # The list item before the change decides whether a path with a selector matches.
     # A completion therefore cannot rename a list item to make a forbidden change permitted.
     return chooses(step, number, after if before is ABSENT else before)
 

@@ -66,7 +66,7 @@ PARTS = ("schema", "unknown_keys", *RULES, "require", "keep")
 MAX_SHOWN = 12
 
 
-# Compared by identity: the spec is the key of a cache, and its tables are not hashable.
+# Specs are compared by identity: the spec is the key of a cache, and its tables are not hashable.
 @dataclass(frozen=True, eq=False)
 class ManifestSpec:
     """The parsed spec of a row with manifests. `FIELDS` describes its attributes."""
@@ -139,7 +139,8 @@ def judge_manifests(problem: Problem, completion: Completion) -> Part:
 
 
 def as_part(spec: ManifestSpec, found: Review, text: str | None) -> Part:
-    """Return the part for a review. text: the YAML that was read from the completion."""
+    """Return the verifier part that summarizes a review. text: the YAML that was read from the
+    completion."""
     value = float(found.passed)
     if spec.credit == "weighted" and not found.passed:
         # The original manifests earn 0, so that a policy gains nothing by copying them.
@@ -173,14 +174,14 @@ def read_documents(spec: ManifestSpec, text: str | None) -> tuple[list[Any], str
 
 
 def original_documents(spec: ManifestSpec) -> list[Any]:
-    """Return the documents of ``original``, which the prompt shows. Raises BadYaml."""
+    """Return the manifests in the row's ``original``, which the prompt shows. Raises BadYaml."""
     return expanded(parse_documents(find_yaml(spec.original) or ""))
 
 
 def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Review:
     """Check documents against a row's schema version, rules and expectations.
 
-    All rules are checked, even if earlier checks fail.
+    All rules are checked, even if earlier rules fail.
     """
     if fault:
         return Review({}, fault=fault)
@@ -209,7 +210,7 @@ def review(spec: ManifestSpec, documents: Sequence[Any], fault: str = "") -> Rev
 
 
 def expanded(documents: Iterable[Any]) -> list[Any]:
-    """Return the documents, in which the items of a List replace the List."""
+    """Return the manifest documents; a document of kind List is replaced by its items."""
     found: list[Any] = []
     for each in documents:
         if isinstance(each, dict) and each.get("kind") == "List" and "items" in each:
@@ -220,7 +221,7 @@ def expanded(documents: Iterable[Any]) -> list[Any]:
 
 
 def _present(bundle: Bundle, spec: ManifestSpec) -> float:
-    """Return the share of the row's resources that the bundle contains."""
+    """Return the share of the row's resources that the completion's manifests contain."""
     wanted = {row["resource"] for row in spec.require if row.get("exists") is not False}
     wanted |= {each.label for each in spec.keep.resources} if spec.keep else set()
     there = {each.label for each in bundle.resources}
@@ -302,7 +303,7 @@ def _kept(row: Mapping[str, Any], where: str) -> Kept:
 
 @lru_cache(maxsize=1024)
 def _floor(spec: ManifestSpec) -> float:
-    """Return the credit of the original manifests."""
+    """Return the credit that the unchanged original manifests would earn."""
     whole = replace(spec, form="manifests")
     return review(whole, *read_documents(whole, find_yaml(spec.original))).credit(spec.weights)
 

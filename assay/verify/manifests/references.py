@@ -19,7 +19,7 @@ from assay.verify.manifests.resources import (
     tables,
 )
 
-# A Job's selector is set by the API server, so it is not checked.
+# A Job's selector is not checked, because the API server sets it.
 SELECTING = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 
@@ -51,7 +51,7 @@ def mismatch(selector: Mapping[str, Any], labels: Mapping[str, Any]) -> str:
 
 
 def services(bundle: Bundle) -> Iterator[RuleCheck]:
-    """The selector of a Service matches a pod, and each targetPort is a port of such a pod."""
+    """The selector of a Service matches a pod, and each targetPort is a port of a matched pod."""
     for service in bundle.of_kind("Service"):
         selector = at(service.body, "spec.selector")
         if not isinstance(selector, dict) or not selector:
@@ -124,12 +124,13 @@ def _absent(bundle: Bundle, kind: str, name: Any) -> str:
 
 
 def configuration(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Each ConfigMap and Secret that a pod uses exists and has the key, unless it is optional."""
+    """Each ConfigMap and Secret that a pod uses exists and has the used key, unless the reference
+    is optional."""
     for pod in bundle.pods():
         for where, kind, reference in _configuration_of(pod):
             if reference.get("optional") is True:
                 continue
-            # Volumes name a Secret by secretName, all other references by name.
+            # Volumes name a Secret by the key secretName, all other references by the key name.
             name = reference.get("name", reference.get("secretName"))
             keys = [reference.get("key"), *(i.get("key") for i in tables(reference.get("items")))]
             keys = [key for key in keys if isinstance(key, str)]
@@ -258,7 +259,8 @@ def unique(bundle: Bundle) -> Iterator[RuleCheck]:
     """No resource of a set, and no container, port or volume of a pod, appears twice."""
     seen: set[Any] = set()
     for each in bundle.resources:
-        # The key has no API version, because two versions of one API group name the same resource.
+        # The key contains no API version, because two versions of one API group name the same
+        # resource.
         key = (each.api_version.rpartition("/")[0], *each.identity)
         yield RuleCheck(each.label, "the resource appears twice" if key in seen else "")
         seen.add(key)

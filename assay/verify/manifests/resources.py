@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 # Kinds without a namespace.
-# This table exists because the schemas do not say which kinds are namespaced.
+# The table exists because the schemas do not say which kinds of resources are namespaced.
 CLUSTER_KINDS = frozenset(
     [
         "APIService",
@@ -164,13 +164,16 @@ def resource(body: Any) -> Resource | str:
 
 
 def table(value: Any) -> Mapping[str, Any]:
-    """Return a mapping unchanged. Return an empty mapping for any other value."""
+    """Return a mapping unchanged. Return an empty mapping for any value that is not a mapping."""
     # Rules must not raise for malformed documents, which the schema check reports.
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def tables(value: Any) -> list[Mapping[str, Any]]:
-    """Return the mappings in a list. Return an empty list for any other value."""
+    """Return the mappings that a list contains.
+
+    Return an empty list for any value that is not a list.
+    """
     items = cast("list[Any]", value) if isinstance(value, list) else []
     return [cast("Mapping[str, Any]", each) for each in items if isinstance(each, dict)]
 
@@ -200,7 +203,7 @@ def _follow(where: str, value: Any, step: Step) -> Iterator[tuple[str, Any]]:
 
 
 def chooses(step: Step, number: int, item: Any) -> bool:
-    """Return whether a step of a path selects an item of a list."""
+    """Return whether a path's step selects an item of a list."""
     kind, name = step
     if kind == "index":
         return number == int(name)
@@ -209,7 +212,7 @@ def chooses(step: Step, number: int, item: Any) -> bool:
 
 
 def join(where: str, key: str) -> str:
-    """Return a path extended by a key."""
+    """Return a resource path extended by a key."""
     if re.fullmatch(r"[^.\[\]'\"\s]+", key):
         return f"{where}.{key}" if where else key
     return f"{where}['{key}']"
@@ -230,7 +233,8 @@ def parse_path(path: str) -> Sequence[Step]:
             raise ValueError(f"{path!r} is no path: column {position + 1}")
         position = match.end()
         if match["field"]:
-            # The prefix tells a field named "key" or "index" from these kinds of steps.
+            # The prefix distinguishes a field named "key" or "index" from the steps of the kinds
+            # "key" and "index".
             steps.append(("=" + match["field"], match["value"]))
         else:
             name = next(key for key in ("key", "quoted", "index", "all") if match[key])

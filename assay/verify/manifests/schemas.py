@@ -1,7 +1,7 @@
 """Validate resources by the JSON schemas of the Kubernetes API.
 
-The package ``kubernetes-validate`` contains the schemas. Assay reads the package's files but does
-not call its functions, which parse two megabytes of JSON at each call.
+The package ``kubernetes-validate`` contains the schemas. Assay reads the files of the schema
+package but does not call its functions, which parse two megabytes of JSON at each call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from assay.verify.manifests.resources import Resource, join
 from assay.verify.manifests.yaml_documents import INSTALL
 
 DEFAULT_VERSION = "1.37"
-# Maximum number of reported violations of one resource.
+# Maximum number of violations that are reported for one resource.
 MAX_FAULTS = 20
 
 
 def installed() -> bool:
-    """Return whether the schemas are installed."""
+    """Return whether the Kubernetes schemas are installed."""
     return all(
         find_spec(name) is not None for name in ("kubernetes_validate", "jsonschema", "yaml")
     )
@@ -48,7 +48,7 @@ def versions() -> tuple[str, ...]:
 
 
 def schema_faults(resource: Resource, version: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (component, path, description) of each violation of the resource's schema.
+    """Yield (component, path, description) of each place where a resource violates its schema.
 
     component: ``unknown_keys`` or ``schema``.
     """
@@ -73,7 +73,8 @@ def _said(error: Any) -> Iterator[tuple[str, str, str]]:
             nearest = did_you_mean(key, known)
             yield "unknown_keys", join(path, key[:60]), f"unknown key; {nearest}".rstrip("; ")
     elif error.validator == "required":
-        # jsonschema reports each missing key in an error of its own, by name in the message alone.
+        # jsonschema reports each missing key as a separate error, and only the message contains the
+        # key's name.
         missing = [key for key in error.validator_value if key not in error.instance]
         named = (key for key in missing if error.message.startswith(repr(key)))
         yield "schema", path, f"{next(named, missing[0])} is missing"
@@ -89,7 +90,7 @@ def _kind(value: Any) -> str:
 
 
 def _types(error: Any) -> str:
-    """Return the accepted types in words, without null, which any optional field accepts."""
+    """Return the accepted types in words, without null, because any optional field accepts null."""
     options = (
         error.validator_value if error.validator == "oneOf" else [{"type": error.validator_value}]
     )
@@ -127,7 +128,7 @@ def _validator(api_version: str, kind: str, version: str) -> Any:
 
 @cache
 def _kinds(version: str) -> dict[tuple[str, str, str], str]:
-    """Return the name of the schema definition by (group, version, kind)."""
+    """Return the names of the schema definitions by (group, version, kind)."""
     found: dict[tuple[str, str, str], str] = {}
     for name, schema in _definitions(version)["$defs"].items():
         for each in schema.get("x-kubernetes-group-version-kind", ()):
@@ -152,7 +153,7 @@ def _registry(version: str) -> Any:
             from referencing import Resource as Document
         except ImportError as error:
             raise VerifierError(INSTALL) from error
-    # A registry without a retriever never fetches a schema from the network.
+    # A schema registry without a retriever never fetches a schema from the network.
     return Document.from_contents(_definitions(version)) @ Registry()
 
 

@@ -68,14 +68,14 @@ def root(bundle: Bundle) -> Iterator[RuleCheck]:
 def _inherited(pod: Pod, container: Any, key: str) -> Any:
     """Return a container's setting.
 
-    A container without the setting inherits the setting of its pod.
+    A container without a security setting inherits the setting of its pod.
     """
     own = at(container, f"securityContext.{key}")
     return at(pod.spec, f"securityContext.{key}") if own is None else own
 
 
 def capabilities(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Each container drops all capabilities, and adds none but NET_BIND_SERVICE."""
+    """Each container drops all Linux capabilities, and adds none but NET_BIND_SERVICE."""
     for pod in bundle.pods():
         for where, container in pod.containers():
             place = f"{where}.securityContext.capabilities"

@@ -18,7 +18,7 @@ _SUBDOMAIN = re.compile(
 _SERVICE = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(?:-[a-z0-9]+)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
-# Digits are bounded, so that no quantity becomes infinite.
+# The number of digits is limited, so that no quantity becomes infinite.
 _QUANTITY = re.compile(
     r"([+]?(?:\d{1,18}(?:\.\d{0,9})?|\.\d{1,9}))(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE]\d{1,2})?"
 )
@@ -33,7 +33,8 @@ _SCALES = {
 }
 
 _PROTOCOLS = ("TCP", "UDP", "SCTP")
-# Accepted values by kind and path. The kind "Pod" stands for pods and pod templates.
+# Accepted values of a field, by kind of resource and path.
+# The kind "Pod" stands for pods and pod templates.
 _CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "Pod": {
         "restartPolicy": ("Always", "OnFailure", "Never"),
@@ -70,7 +71,7 @@ _CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "NetworkPolicy": {"spec.policyTypes[*]": ("Ingress", "Egress")},
 }  # fmt: skip
 _HANDLERS = ("exec", "grpc", "httpGet", "tcpSocket")
-# Accepted restart policies of kinds that do not accept all three.
+# Accepted restart policies of the kinds that do not accept all three policies.
 _RESTARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), ("Always",)),
     **dict.fromkeys(("Job", "CronJob"), ("OnFailure", "Never")),
@@ -78,10 +79,13 @@ _RESTARTS: Mapping[str, tuple[str, ...]] = {
 
 
 def quantity(value: Any) -> float | None:
-    """Return the number of a quantity such as ``500m``, ``1.5Gi`` or 2. None: no quantity."""
+    """Return the number that a quantity such as ``500m``, ``1.5Gi`` or 2 states.
+
+    None: no quantity.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    # YAML reads 2 as an integer and 500m as text. Both are quantities.
+    # In YAML, 2 is an integer and 500m is text. Both are quantities.
     match = _QUANTITY.fullmatch(str(value))
     if match is None:
         return None
@@ -125,7 +129,7 @@ def names(bundle: Bundle) -> Iterator[RuleCheck]:
 
 
 def choices(bundle: Bundle) -> Iterator[RuleCheck]:
-    """Fields with a fixed set of accepted values have one of these values."""
+    """A field with a fixed set of accepted values has one of these values."""
     for each in bundle.resources:
         for path, accepted in _CHOICES.get(each.kind, {}).items():
             for where, value in find(each.body, path):
@@ -153,7 +157,7 @@ def numbers(bundle: Bundle) -> Iterator[RuleCheck]:
     """Ports and replicas are in their ranges, and schedules have five fields or are a macro."""
     ports = [("Service", "spec.ports[*].port"), ("Service", "spec.ports[*].targetPort")]
     for kind, path in (*ports, ("Service", "spec.ports[*].nodePort")):
-        # The default range of node ports.
+        # Kubernetes' default range of node ports.
         # A cluster can be configured with another range of node ports.
         low, high = (30000, 32767) if path.endswith("nodePort") else (1, 65535)
         for each in bundle.of_kind(kind):

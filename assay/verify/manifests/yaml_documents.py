@@ -16,13 +16,13 @@ from typing import Any, cast
 from assay.errors import VerifierError
 from assay.host.imports import slow_import
 
-# Maximum characters of the whole text.
+# Maximum number of characters of the whole YAML text.
 MAX_YAML = 60_000
 # Maximum number of values. An alias counts as all values of its expansion.
 MAX_VALUES = 10_000
 MAX_DEPTH = 40
 MAX_DOCUMENTS = 50
-# Longer scalars are texts, so that no huge integer is computed.
+# Longer plain scalars are read as texts, so that no huge integer is computed.
 MAX_DIGITS = 40
 
 INSTALL = "needs kubernetes-validate; install it with: pip install 'assay-rl[infrastructure]'"
@@ -58,13 +58,15 @@ def parse_documents(text: str) -> list[Any]:
             import yaml
         except ImportError as error:
             raise VerifierError(INSTALL) from error
-    # Not every build of PyYAML has the loader in C.
-    # Both loaders keep a stack of states, so deep nesting cannot exhaust the interpreter's stack.
+    # Some builds of PyYAML lack the loader in C.
+    # Both YAML loaders keep a stack of states, so deep nesting cannot exhaust the interpreter's
+    # stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     found: list[Any] = []
     builder = _Builder()
     try:
-        # Events, not yaml.load, which accepts repeated keys and reads 1:30 as a number.
+        # The parser's events are used instead of yaml.load, which accepts repeated keys and reads
+        # 1:30 as a number.
         for event in yaml.parse(text, Loader=loader):
             builder.add(type(event).__name__.removesuffix("Event"), event)
             if builder.finished:
@@ -92,7 +94,7 @@ class _Open:
 
 
 class _Builder:
-    """Builds the values of documents from parser events."""
+    """Builds the values of YAML documents from the parser's events."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -110,13 +112,14 @@ class _Builder:
         return value
 
     def add(self, kind: str, event: Any) -> None:
-        """Handle one event of the parser."""
+        """Handle one event of the YAML parser."""
         line = event.start_mark.line + 1 if event.start_mark else 0
         if kind == "DocumentEnd":
             self.finished = True
         elif kind == "Alias":
             if event.anchor not in self.anchors:
-                # An alias inside its own anchor also ends here, because its value would be endless.
+                # An alias inside its own anchor is rejected too, because its value would be
+                # endless.
                 raise BadYaml(f"line {line}: alias *{event.anchor} has no anchor before it")
             self._put(*self.anchors[event.anchor], line)
         elif kind == "Scalar":
@@ -166,9 +169,10 @@ class _Builder:
 
 
 def _merged(done: _Open) -> dict[str, Any]:
-    """Return a mapping with the pairs that ``<<`` merges.
+    """Return a YAML mapping with the pairs that its key ``<<`` merges.
 
-    The mapping's own keys override merged keys, and earlier sources override later sources.
+    In a merge, the mapping's own keys override merged keys, and earlier sources override later
+    sources.
     """
     pairs: dict[str, Any] = {}
     for each in reversed(done.merged):
@@ -184,7 +188,7 @@ def _sources(value: Any, line: int) -> Iterator[dict[str, Any]]:
 
 
 def _key(value: Any, line: int) -> str:
-    """Return a key as text, because keys of JSON are texts."""
+    """Return a YAML key as text, because the keys of JSON objects are texts."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -213,7 +217,7 @@ def _scalar(event: Any, line: int) -> Any:
 
 
 def _resolved(text: str, line: int) -> Any:
-    """Return the value of a plain scalar: null, boolean, number or text."""
+    """Return the value of a plain YAML scalar: null, boolean, number or text."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > MAX_DIGITS:

@@ -1,6 +1,6 @@
 """Static penalties for a program: its size, unsafe calls, hard-coded answers.
 
-Each penalty is a component of its own. No penalty changes the score.
+Each kind of penalty is a separate component. No penalty changes the score.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ MAX_LITERALS = 2_000_000
 def unsafe_calls(tree: ast.Module) -> tuple[str, ...]:
     """Return the sorted names in a program that give access to processes, files or frames.
 
-    The list is no proof of safety, because a program can hide its calls. Only the sandbox protects.
+    The list of forbidden calls is no proof of safety, because a program can hide its calls. Only
+    the sandbox protects.
     """
     return tuple(sorted(set(_unsafe(tree))))
 
 
 def _unsafe(tree: ast.Module) -> Iterator[str]:
     modules = {"os": "os", "sys": "sys"}
-    # Imports are collected first, because a function can use an alias that a later line imports.
+    # All imports are collected first, because a function can use an alias that a later line
+    # imports.
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -82,7 +84,7 @@ def _unsafe_import(node: ast.ImportFrom) -> Iterator[str]:
 
 
 def _opens_file(node: ast.Call) -> bool:
-    """Return whether a call opens a file. ``open(0)`` only reads standard input."""
+    """Return whether a call in a program opens a file. ``open(0)`` only reads standard input."""
     if not isinstance(node.func, ast.Name) or node.func.id != "open":
         return False
     first = node.args[0] if node.args else None
@@ -134,7 +136,7 @@ def _examples(test: CodeTest) -> Iterator[tuple[list[Any], Any]]:
     For each input, return the forms of the value that a program may compare with.
     """
     if test.kind == "stdin":
-        # Programs read standard input with or without its last line end.
+        # Programs read standard input with or without a line break at its end.
         yield [test.stdin, test.stdin.strip()], test.outputs[0].strip()
     elif test.kind == "args":
         yield _forms([*test.args, *(test.kwargs or {}).values()]), test.expected
@@ -161,7 +163,8 @@ class _ABSENT:
 
 
 def _value(node: ast.expr) -> Any:
-    # The node's type is checked first, because literal_eval is slow for a large program.
+    # The type of the syntax node is checked first, because literal_eval is slow for a large
+    # program.
     if not isinstance(node, (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp)):
         return _ABSENT()
     try:
@@ -203,7 +206,7 @@ def _small(value: Any) -> bool:
 
 def _only_returns(tree: ast.Module, pairs: list[tuple[list[Any], Any]]) -> bool:
     if len(pairs) > 1 and len({_text(answer) for _, answer in pairs}) == 1:
-        # All tests expect the same answer, so the correct function may be constant.
+        # All tests expect the same answer, so a correct function may return a constant.
         return False
     answers = {_text(answer) for _, answer in pairs}
     for node in tree.body:

@@ -30,12 +30,14 @@ from assay.verify.sandbox.packages import find_packages
 
 Key = tuple[int, bool, tuple[str, ...]]
 _sandboxes: dict[Key, Sandbox] = {}
-# A sandbox serves one thread at a time.
+# Only one thread at a time can use a sandbox.
 _lock = threading.Lock()
 
 
 def judge_code(problem: Problem, completion: Completion) -> Part:
-    """Score 1 if every test passes. With ``credit`` = fraction, score the fraction that passes.
+    """The score is 1 if every test passes.
+
+    With ``credit`` = fraction, the score is the fraction of tests that pass.
 
     `assay.verify.programs.spec.FIELDS` describes the spec. Raises VerifierError for a malformed
     spec, and SandboxTrouble if the sandbox fails.
@@ -61,7 +63,8 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
         except BaseException:  # After any exception, the state of the sandbox is unknown.
             _discard(_key(spec))
             raise
-    # Checked only after a failure, because a program can pass without an optional import.
+    # Imports are checked only after a failure, because a program can pass without an optional
+    # import.
     if not all(each.passed for each in results) and (
         why := missing_for_program(spec, program.tree)
     ):
@@ -70,7 +73,7 @@ def judge_code(problem: Problem, completion: Completion) -> Part:
 
 
 def spec_of(problem: Problem) -> CodeSpec:
-    """Return a problem's spec. A missing ``prompt_code`` is read from the question."""
+    """Return a problem's spec. If ``prompt_code`` is missing, it is read from the question."""
     spec = read_spec(problem)
     if spec.prompt_code:
         return spec
@@ -120,7 +123,7 @@ def _sandbox(spec: CodeSpec) -> Sandbox:
 def _discard(key: Key) -> None:
     sandbox = _sandboxes.pop(key, None)
     if sandbox is not None:
-        # The sandbox is broken already, so closing it may fail.
+        # The sandbox is broken already, so the attempt to close it may fail.
         with suppress(Exception):
             sandbox.close()
 

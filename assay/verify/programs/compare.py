@@ -1,6 +1,6 @@
 """Compare a submission's return value or output with a test's expectation.
 
-Both values are decoded plain data, so no method of the submission runs here.
+Both compared values are decoded plain data, so the comparison runs no method of the submission.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Match: TypeAlias = Literal["same", "type", "different"]
 
 # Relative tolerance for floats.
 FLOAT_TOLERANCE = 1e-9
-# Absolute tolerance if zero is expected, where a relative tolerance would accept only zero.
+# Absolute tolerance if zero is expected, because a relative tolerance would accept only zero.
 ZERO_TOLERANCE = 1e-12
 STDOUT_RULES = ("lines", "exact", "tokens", "numbers")
 # Maximum number of set members that are matched pair by pair, which takes quadratic time.
@@ -51,7 +51,7 @@ def compare(
             return "same"
         same = _same(expected, actual, _Rule(tolerance, from_json, strict=False))
     except (ArithmeticError, TypeError, ValueError):
-        # For example, comparing a signaling NaN of Decimal raises.
+        # The comparison can raise, for example for a signaling NaN of Decimal.
         return "different"
     return "type" if same else "different"
 
@@ -81,7 +81,7 @@ class _Rule:
         try:
             return abs(expected - actual) <= self.tolerance * abs(expected)
         except OverflowError:
-            # The integer is too large for a float.
+            # An integer that is too large for a float raises OverflowError.
             return expected == actual
 
 
@@ -145,14 +145,14 @@ def _same_mapping(expected: Mapping[Any, Any], actual: Mapping[Any, Any], rule: 
 
 
 def _json_key(key: Any) -> Any:
-    """Return a key in JSON spelling."""
+    """Return a dict key as JSON spells it."""
     if key is None or isinstance(key, bool):
         return {None: "null", True: "true", False: "false"}[key]
     return repr(key) if type(key) in (int, float) else key
 
 
 def _same_kinds(expected: Mapping[Any, Any], actual: Mapping[Any, Any]) -> bool:
-    """Return whether equal keys also have equal types, since True == 1."""
+    """Return whether equal dict keys also have equal types, because True == 1."""
     kinds = {key: type(key) for key in actual}
     return all(kinds[key] is type(key) for key in expected)
 
@@ -165,7 +165,7 @@ def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule)
         return not rule.strict or all(kinds[member] is type(member) for member in expected)
     if len(expected) > MAX_UNORDERED:
         return False
-    # Members are matched greedily, because floats within a tolerance have different hashes.
+    # Set members are matched greedily, because floats within a tolerance have different hashes.
     left = list(actual)
     for member in expected:
         place = next((i for i, each in enumerate(left) if _same(member, each, rule)), None)
@@ -176,7 +176,7 @@ def _same_set(expected: AbstractSet[Any], actual: AbstractSet[Any], rule: _Rule)
 
 
 def same_output(expected: str, actual: str, rule: str, tolerance: float = FLOAT_TOLERANCE) -> bool:
-    """Return whether a program's output matches a test's expected output.
+    """Return whether the output of a program equals a test's expected output.
 
     ``lines``: ignore white space at line ends, and empty lines at the end. ``exact``: compare every
         character. ``tokens``: compare the words between white space. ``numbers``: like tokens, but
@@ -216,7 +216,8 @@ def _same_number(expected: str, actual: str, rule: _Rule) -> bool:
 
 def _integer(token: str) -> tuple[bool, str] | None:
     """Return (whether negative, digits without leading zeros) of a whole number, or None."""
-    # Compared as text, because int() takes quadratic time and refuses more than 4300 digits.
+    # Numbers are compared as text, because int() takes quadratic time and refuses more than 4300
+    # digits.
     match = _INTEGER.fullmatch(token) if token[-1:].isdigit() else None
     return None if match is None else (match[1] == "-" and bool(match[2]), match[2])
 

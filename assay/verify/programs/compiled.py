@@ -98,7 +98,7 @@ def judge_program(problem: Problem, completion: Completion) -> Part:
             return Part.not_judged("unavailable", str(error))
         try:
             return _judged(sandbox, spec, source)
-        except BaseException:  # the state of the sandbox is unknown after any error
+        except BaseException:  # After any exception, the state of the sandbox is unknown.
             _own.close()
             raise
 
@@ -132,7 +132,7 @@ def _judged(sandbox: Sandbox, spec: ProgramSpec, source: str) -> Part:
 def _build(
     sandbox: Sandbox, spec: ProgramSpec, source: str
 ) -> tuple[Mapping[str, bytes], Ran | None]:
-    """Return the files to run and the compiler's result, or None for an interpreted language."""
+    """Return the files to run and the compiler's result; None for an interpreted language."""
     language = spec.language
     names = _names(language, source)
     files = {names[0]: source.encode("utf-8", "replace")}
@@ -166,7 +166,8 @@ def _run(
         cpu_seconds=spec.time_limit,
         seconds=max(2.0, spec.time_limit),
         memory_mib=spec.memory_limit + spec.language.memory_mib,
-        # Room for the longest accepted output: UTF-8 has at most four bytes per character.
+        # The limit leaves room for the longest accepted output:
+        # UTF-8 has at most four bytes per character.
         output_kib=max(OUTPUT_KIB, max(map(len, test.outputs)) // 256),
         processes=64,
     )
@@ -181,8 +182,8 @@ def _run(
 
 
 def _names(language: Language, source: str) -> tuple[str, str]:
-    """Return the file names of the program and of the driver."""
-    # javac requires that the file has the name of its public class.
+    """Return the file names of a submission's program and of the driver."""
+    # javac requires that a file has the name of its public class.
     found = JAVA_CLASS.search(source) if language.name == "java" else None
     return (f"{found[1]}.java" if found else language.source), language.driver
 
@@ -216,7 +217,7 @@ def _first_error(text: str) -> str:
 
 
 def find_source(text: str, language: Language) -> str | None:
-    """Return the last fenced block that is labeled with the language or unlabeled.
+    """Return the last fenced block that has no label or is labeled with the language.
 
     A block without a closing fence counts too. If the text has no fenced block, return the whole
     text.
@@ -254,7 +255,7 @@ def _part(
 
 
 def read_program_spec(problem: Problem) -> ProgramSpec:
-    """Parse the spec of a problem. Raises VerifierError for a malformed spec."""
+    """Parse the spec of a problem. Raises VerifierError if the spec is malformed."""
     where = f"problem {problem.id}: spec"
     chosen = {each.name: each.read(problem) for each in FIELDS}
     tests = [
@@ -293,7 +294,7 @@ def lacks(spec: Mapping[str, Any]) -> str:
 
 
 def _evidence(_: Mapping[str, Any]) -> dict[str, Any]:
-    # A run records these versions, because another compiler version can change verdicts.
+    # A run records the compilers' versions, because another compiler version can change verdicts.
     return {"toolchains": {name: version_of(name) for name in LANGUAGES if not missing(name)}}
 
 

@@ -1,9 +1,9 @@
 """Let sympy parse text in the tests' process without executing code in the text.
 
-``sympy.sympify`` and ``parse_expr`` evaluate text as Python. A test may parse a string that the
-submission returned. Code in the string would then run next to the expected values, and could decide
-the verdict. So parsed text may only name sympy's classes, numbers and a few functions, and must not
-read attributes.
+``sympy.sympify`` and ``parse_expr`` evaluate text as Python. Tests may parse a string that the
+submission returned. Code in a parsed string would run in the process with the expected values, and
+could decide the verdict. Parsed text may therefore name only sympy's classes, numbers and a few
+functions, and must not read attributes.
 
 The source of this file is sent to the tests' process, so it imports no part of Assay.
 """
@@ -21,7 +21,7 @@ _FUNCTIONS = """
     abs max min sum pow round divmod
 """
 FUNCTIONS = frozenset(_FUNCTIONS.split())
-# Attributes give access to any object. All other node types run code or bind names.
+# In Python, attributes give access to any object. All other node types run code or bind names.
 FORBIDDEN = (
     ast.Attribute,
     ast.Lambda,
@@ -42,7 +42,7 @@ def check(code: str, names: dict[str, Any], basic: type) -> None:
     """Raise ValueError if code could do more than build an expression of sympy.
 
     code: the Python expression into which sympy translated a text.
-    names: values by name in the expression.
+    names: values of the names that the expression may use.
     basic: sympy's base class of expressions.
     """
     for node in ast.walk(ast.parse(code.strip(), mode="eval")):
@@ -56,7 +56,7 @@ def check(code: str, names: dict[str, Any], basic: type) -> None:
 
 
 def guard(parser: Any, basic: type) -> None:
-    """Replace the evaluation in sympy's parser by one that first checks the code."""
+    """Replace the evaluation in sympy's parser by an evaluation that first checks the code."""
     evaluate = parser.eval_expr
 
     def checked(code: str, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:

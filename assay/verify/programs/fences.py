@@ -10,9 +10,12 @@ FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([^\s`]*+)[^`]*+")
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (label, content) of each fenced block. A block that never closes runs to the end.
+    """Yield (label, content) of each fenced block.
 
-    The label is in lower case. Carriage returns and byte order marks are removed.
+    A block without a closing fence runs to the end of the text.
+
+    The label of a fenced block is returned in lower case. Carriage returns and byte order marks are
+    removed.
     """
     lines: list[str] = []
     fence = label = ""

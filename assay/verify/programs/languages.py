@@ -23,13 +23,13 @@ class Language:
     driver: file name of a row's own code that calls the program.
     run, compile: commands, with ``{sources}`` and ``{main}`` (the driver if there is one, else the
         program).
-    labels: labels of a fenced block in this language.
-    kept: suffixes of the files that the compiler makes and the run needs.
+    labels: labels that fenced blocks in this language have.
+    kept: suffixes of the compiler's output files that the run needs.
     memory_mib: MiB of data that the run-time system needs in addition to the program's limit.
     processes: whether programs may start other processes.
-    warning: pattern of a compiler's warning.
-    folders: function of the first tool's path. Returns folders of the toolchain outside the
-        system's folders.
+    warning: regular expression for a compiler's warnings.
+    folders: function that returns the toolchain's folders for the path of the first tool. Returns
+        the toolchain's folders outside the system folders.
     """
 
     name: str
@@ -91,7 +91,8 @@ LANGUAGES: dict[str, Language] = {
             "driver.rs",
             ("./main",),
             ("rust", "rs"),
-            # rustc does not find its linker by name in the sandbox, so the command has the path.
+            # rustc does not find its linker by name in the sandbox, so the command states the
+            # linker's path.
             compile=(
                 *("rustc", "--edition", "2021", "-O", "-C", "linker={linker}"),
                 *("-o", "main", "{main}"),
@@ -167,7 +168,7 @@ def missing(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def path_of(name: str, tool: str) -> str:
-    """Return the path of an installed tool, which is the same inside the sandbox."""
+    """Return the path of an installed tool; the path is the same inside the sandbox."""
     found = shutil.which(tool) or tool
     # rustup installs a launcher that reads the home folder, so the real compiler is preferred.
     for folder in LANGUAGES[name].folders(found) if tool == LANGUAGES[name].tools[0] else ():
@@ -192,8 +193,8 @@ def toolchain_folders() -> tuple[str, ...]:
 def libraries_of(name: str) -> dict[str, str]:
     """Return environment variables that an installed toolchain needs to find its shared libraries.
 
-    Without the variables, a tool finds libraries next to its own file through /proc, which the
-    sandbox lacks.
+    Without the environment variables, a tool finds libraries next to its own file through /proc,
+    which the sandbox lacks.
     """
     home = os.path.dirname(os.path.dirname(path_of(name, LANGUAGES[name].tools[0])))
     if home == "/usr" or not os.path.isdir(f"{home}/lib"):

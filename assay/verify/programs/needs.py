@@ -1,4 +1,4 @@
-"""Find the packages that a row's code or a program imports and that the sandbox lacks."""
+"""Find packages that a row's code or a program imports and that are missing in the sandbox."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def lacks(spec: Mapping[str, Any]) -> str:
 
 
 def missing_for(spec: CodeSpec) -> str:
-    """Return why a row's own code cannot run here: a listed package is not installed. Else "".
+    """Return why a row's own code cannot run on this machine: a listed package is not installed.
+
+    Else "".
 
     Raises VerifierError if the code imports a package that the configuration does not list.
     """

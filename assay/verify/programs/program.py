@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from assay.types import Completion
 
-# Maximum characters of a program. A longer text is not parsed.
+# Maximum characters of a program. A text with more characters than this is not parsed.
 MAX_PROGRAM = 100_000
 PYTHON_LABELS = frozenset(("", "py", "py2", "py3", "ipython", "{python}", "{.python}"))
 
@@ -31,7 +31,7 @@ class Program:
     text: the whole program, which can begin with the row's code.
     written: the part of `text` that the completion contains.
     place: description of the program's place in the completion, such as ``fenced block``.
-    tree: syntax tree. The tree is None if the program does not compile.
+    tree: syntax tree. If the program does not compile, the tree is None.
     fault: reason why the program does not compile, or "".
     """
 
@@ -47,11 +47,11 @@ def find_program(
 ) -> Program | None:
     """Return the program outside the think block; None if a completion has no program.
 
-    The program is the last fenced block that is labeled as Python or unlabeled. An unclosed block
-    extends to the end. A text without a fence is the program if the whole text is Python. A text
-    that is not Python has its program in its last indented block. With ``prompt_code`` the program
-    continues the prompt's code. If a text does not define ``entry_point``, the text is the body of
-    the function that the prompt leaves open.
+    The program is the last fenced block that is labeled as Python or unlabeled. A block without a
+    closing fence extends to the end of the text. A text without a fence is the program if the whole
+    text is Python. In a text that is not Python, the last indented block is the program. With
+    ``prompt_code`` the program continues the prompt's code. If a text does not define
+    ``entry_point``, the text is the body of the function that the prompt leaves open.
     """
     text = completion.answer_text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "")
     head = prompt_code.replace("\r\n", "\n")
@@ -146,8 +146,8 @@ def parse(text: str) -> tuple[ast.Module | None, str]:
         with warnings.catch_warnings():
             # An invalid escape sequence in the program would print a SyntaxWarning.
             warnings.simplefilter("ignore")
-            # The text is only parsed,
-            # because compilation can take time exponential in the nesting depth.
+            # The text is only parsed, because compilation can take time exponential in the nesting
+            # depth.
             tree = ast.parse(text)
     except SyntaxError as error:
         return None, f"{type(error).__name__}: {error.msg} (line {error.lineno})"

@@ -45,23 +45,23 @@ from assay.verify.sandbox.values import Unsupported
 MAX_RELOADS = 3
 # Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
-# Number of values received from a process after which it is replaced.
+# Number of values after which the process that sent them is replaced.
 # The limit MAX_DECODED of a session, in the module `session`, is higher.
 MAX_DECODED = 400_000
 # Maximum number of submission calls in one test.
 MAX_CALLS = 40_000
 # Maximum number of characters of the submission's output that tests can read.
 MAX_PRINTED = 100_000
-# CPU seconds for a test's own code.
+# CPU seconds that a test's own code may use.
 TEST_CPU = 10.0
-# Seconds for which a test's own code may idle.
+# Seconds for which a test's own code may be idle.
 TEST_IDLE = 15.0
 OUTPUT_KIB = 4096
 # Seconds for which a submission may sleep in all its tests together.
 MAX_IDLE = 10.0
 # Limit of wall time for all tests of a program: MAX_WALL plus three times the limit of CPU time.
 MAX_WALL = 30.0
-# A call whose share of CPU time is lower has slept, even on a busy machine.
+# A call with a lower share of CPU time has slept, even on a busy machine.
 IDLE_SHARE = 0.1
 # Idle time of a call counts as sleep from this number of seconds on.
 # A shorter wait can be a delay of the operating system's scheduler.
@@ -74,9 +74,9 @@ ACCEPTED_TESTS = (
 # Seconds for which each test may sleep, even if the test's CPU limit is lower.
 MIN_IDLE = 2.0
 SHOWN = 200
-# Statuses after which the process has ended or its result is unusable.
+# Statuses after which the process has ended or the process's result is unusable.
 FATAL = ("timeout", "memory", "output", "died", "unsupported", "compile_error")
-# Loads the modules of the tests' process, which has no access to Assay's files.
+# Program that loads the modules of the tests' process, which has no access to Assay's files.
 START = """
 import marshal, sys, types
 
@@ -96,7 +96,7 @@ class Result:
     """The result of one test.
 
     why: reason of a failure.
-    fault: ``type`` if only the type of a value is wrong, a status of `FATAL`, or "".
+    fault: ``type`` if only the type of a value is wrong, a status in `FATAL`, or "".
     """
 
     passed: bool
@@ -105,7 +105,7 @@ class Result:
 
 
 class Fault(Exception):
-    """Raised if the submission ends a test. kind: a status of `FATAL`, or ""."""
+    """Raised if the submission causes the end of a test. kind: a status in `FATAL`, or ""."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(kind, why)
@@ -120,8 +120,8 @@ class Unsendable(Fault):
 class ProgramRun:
     """Run the tests of one program in order.
 
-    direct: the worker compares simple asserts itself, without the tests' process.
-    Results of a verifier's rules: a rule yields one check for each manifest field that it examines.
+    direct: whether the worker compares simple asserts itself, without the tests' process.
+    seen: return values and output of the submission, recorded for ``check_determinism``.
     submission: session of the submission's process.
     bench: session of the process that runs tests.
     """
@@ -153,10 +153,8 @@ class ProgramRun:
         self.own = for_tests(spec.setup, spec.prompt_code, spec.entry, self.program.written)
 
     def results(self) -> list[Result]:
-        """Run all tests.
-
-        Raises SandboxTrouble if the sandbox fails, and VerifierError for tests that cannot run.
-        """
+        """Run all tests. Raises SandboxTrouble if the sandbox fails, and VerifierError for tests
+        that cannot run."""
         return list(self.each())
 
     def passes(self) -> bool:
@@ -165,7 +163,7 @@ class ProgramRun:
             return all(each.passed for each in results)
 
     def each(self) -> Generator[Result]:
-        """Yield the result of each test, then end the processes. Raises as `results` does."""
+        """Yield each test's result, then end the processes. Raises as `results` does."""
         try:
             for test in self.spec.tests:
                 yield self._result(test)
@@ -173,7 +171,7 @@ class ProgramRun:
             self.close()
 
     def close(self) -> None:
-        """End the processes of this run."""
+        """End the processes of the submission and of the tests."""
         for session in (self.submission, self.bench):
             if session is not None:
                 session.close()
@@ -211,7 +209,8 @@ class ProgramRun:
         self.test_cpu += outcome.cpu_seconds
         self.total_cpu += outcome.cpu_seconds
         idle = outcome.wall_seconds - outcome.cpu_seconds
-        # While the submission waits for a function of the test, it is not idle by its own fault.
+        # While the submission waits for a function of the test, the submission is not idle by its
+        # own fault.
         if not self.asked and outcome.cpu_seconds < IDLE_SHARE * outcome.wall_seconds:
             self.total_idle += idle if idle > MIN_COUNTED else 0.0
         self.total_wall += outcome.wall_seconds
@@ -239,7 +238,7 @@ class ProgramRun:
         if loaded.status != "ok":
             self.submission.close()
             self.submission = None
-            # No further process is started, because it would fail in the same way.
+            # No further process is started, because a further process would fail in the same way.
             self.num_loads = MAX_RELOADS + 1
             self.load_fault = Fault(kind_of(loaded), f"at its top level: {self._words(loaded)}")
             raise self.load_fault
@@ -251,10 +250,11 @@ class ProgramRun:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Outcome:
-        """Send a request to the submission's process. Raises Fault if the request ends the test."""
+        """Send a request to the process that runs the submission. Raises Fault if the submission's
+        request ends the test."""
         session = self.submission
         assert session is not None
-        # Looking up a global name does not execute the submission.
+        # Looking up a global name executes no code of the submission.
         if verb != "get" or args:
             self._count_call()
         if self.test_cpu >= self.spec.time_limit:
@@ -283,7 +283,7 @@ class ProgramRun:
         return words(outcome)
 
     def _call_entry(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Call the entry point: ``f``, ``Class.method`` or ``Class().method``."""
+        """Call the submission's entry point: ``f``, ``Class.method`` or ``Class().method``."""
         first, *rest = self._entry().split(".")
         if not rest:
             return self._call("call", first, args, kwargs)
@@ -331,7 +331,8 @@ class ProgramRun:
         return Result(False, found)
 
     def _changed(self, found: Sequence[Any] | None, after: tuple[Any, ...] | None) -> Result:
-        """Compare the arguments after the call with those after the reference's call, if given."""
+        """Compare the arguments after the call with the arguments after the reference's call, if
+        the latter are known."""
         tolerance = self.spec.float_tolerance
         if after is None or compare(after, found, tolerance, from_json=False) == "same":
             return Result(True)
@@ -352,7 +353,7 @@ class ProgramRun:
         return Result(False, f"printed {shown(outcome.stdout)}")
 
     def cases(self, test: CodeTest) -> list[Any]:
-        """Return the arguments of each case from the row's generator. Raises VerifierError."""
+        """Return the arguments of each test case from the row's generator. Raises VerifierError."""
         plan = {"setup": self.spec.setup} | _seeded(test)
         limits = Limits(cpu_seconds=TEST_CPU, memory_mib=self.spec.memory_limit)
         made = self._bench().call("generate", (plan,), {}, limits)
@@ -369,7 +370,7 @@ class ProgramRun:
                 given = args if isinstance(args, tuple) else (args,)
                 found = solution.call(reference, given, {}, limits)
                 expected = self._of_row(found, "reference")
-                # Arguments count only if the reference returns None, as list.sort does.
+                # The changed arguments count only if the reference returns None, as list.sort does.
                 after = found.args_after if expected is None else None
                 result = self._compared(given, {}, expected, False, after)
                 if not result.passed:
@@ -377,7 +378,8 @@ class ProgramRun:
         return Result(True)
 
     def _of_row(self, outcome: Outcome, what: str) -> Any:
-        """Return the value of the row's own code. Raises VerifierError if this code failed."""
+        """Return the value that the row's own code computes. Raises VerifierError if the row's own
+        code failed."""
         if outcome.status != "ok":
             raise VerifierError(message(f"spec {what}", words(outcome), "code that runs"))
         return outcome.value
@@ -437,7 +439,7 @@ class ProgramRun:
         return Result(False, f"{found}: {source[:SHOWN]}")
 
     def _answer(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Forward a request of the tests' process to the submission."""
+        """Forward a request from the tests' process to the submission's process."""
         # The submission is waiting for a function of the test, so the submission cannot take
         # another call.
         if self.calling:
@@ -451,7 +453,8 @@ class ProgramRun:
         return Answer(outcome.value, outcome.args_after, outcome.kwargs_after, printed)
 
     def _forward_to_test(self, verb: str, target: Any, args: Any, kwargs: Any) -> Answer:
-        """Forward a call of a test's function by the submission's process to the tests' process."""
+        """Forward a call from the submission's process to the tests' process, which has the called
+        function."""
         if not self.calling or self.bench is None or type(target) is not Handle:
             raise SubmissionError(("NameError",), "NameError: name 'call_out' is not defined")
         if verb != "call" or target.origin != self.bench.origin or target.kind != "function":
@@ -491,6 +494,7 @@ def bench_code() -> bytes:
     modules: list[tuple[str, Any]] = []
     for name in _MODULES:
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-        # Compiled once per worker. optimize=2 removes docstrings and asserts of these modules.
+        # Compiled once per worker.
+        # With optimize=2, docstrings and asserts of these modules are removed.
         modules.append((name, compile(source, f"<{name}>", "exec", optimize=2)))
     return marshal.dumps(modules)

@@ -1,4 +1,4 @@
-"""Divide a row's code between the program's process and the tests' process."""
+"""Divide a row's code into code for the program's process and code for the tests' process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from assay.verify.programs.standard_names import is_tool
 
 @dataclass(frozen=True, slots=True)
 class TestCode:
-    """Code that runs before a test in the tests' process.
+    """Code that the tests' process runs before a test.
 
     parts: the prompt's code, and the setup's code.
-    names: names that the two parts define.
-    shared: names of classes that the program has too. Objects of these classes are sent with their
+    names: names that the prompt's code and the setup define.
+    shared: names of classes that the program has too. Objects of shared classes are sent with their
         attributes.
     """
 
-    # pytest would otherwise collect this class, because of its name.
+    # Without this setting, pytest would collect the class, because of its name.
     __test__ = False
 
     parts: tuple[str, str]
@@ -97,7 +97,8 @@ def _known_setup(setup: str, text: str) -> str:
     words = set(re.findall(r"\w+", text)) if setup else set[str]()
     kept: list[str] = []
     for node in tree_of(setup).body:
-        # A missing module is ignored here, because the tests report it as the row's fault.
+        # A missing module is ignored, because the tests report the missing module as the row's
+        # fault.
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             kept.append(f"try:\n    {ast.unparse(node)}\nexcept ImportError:\n    pass")
         elif isinstance(node, ast.ClassDef) and node.name in words:
@@ -106,7 +107,7 @@ def _known_setup(setup: str, text: str) -> str:
 
 
 def closed(prompt_code: str) -> str:
-    """Return a prompt's code as a valid module.
+    """Return the code in a prompt as a valid module.
 
     If the prompt's last function has no body, the function gets ``pass``.
     """
@@ -121,8 +122,8 @@ def closed(prompt_code: str) -> str:
 def prompt_code_of(prompt: str, entry: str) -> str:
     """Return the code that a prompt asks to continue, or "".
 
-    The prompt's code is the whole prompt or its last fenced block. The code must be Python that
-    ends with the entry point as a function without a body (HumanEval's format).
+    The prompt's code is the whole prompt or its last fenced block. The prompt's code must be Python
+    that ends with the entry point as a function without a body (HumanEval's format).
     """
     if not entry or entry not in prompt:
         return ""
@@ -149,8 +150,8 @@ def is_open(node: ast.FunctionDef) -> bool:
 def implied_entry_point(source: str, own: frozenset[str]) -> str:
     """Return the built-in name or tool that a test without an entry point expects from the program.
 
-    A test that uses no name of the program must test a function that Python has too. In
-    ``assert sum(2, 3) == 5`` the function is sum, the first name that the test calls.
+    A test that uses no name of the program must test a function with the name of a Python built-in.
+    In ``assert sum(2, 3) == 5`` the function is sum, the first name that the test calls.
 
     own: names that the row's own code defines.
     """
@@ -188,7 +189,7 @@ class DirectCall:
 def direct_call(source: str) -> DirectCall | None:
     """Return the call of a test such as ``assert name(1) == 2``. None: any other test.
 
-    Most tests of the data set MBPP have the form of this assert. The worker compares plain data
+    Most tests of the data set MBPP are asserts of this form. The worker compares plain data
     itself, without the process that runs tests.
     """
     match tree_of(source).body:

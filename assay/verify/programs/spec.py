@@ -31,7 +31,7 @@ FORMS = (
 class CodeTest:
     """One test.
 
-    hidden: no prompt shows the test.
+    hidden: whether the test is absent from every prompt.
     source: code of an assert, a check, a property or a generator.
     args, kwargs, expected: input and return value of an ``args`` test.
     outputs: accepted outputs of a ``stdin`` test.
@@ -54,7 +54,7 @@ class CodeTest:
 
 @dataclass(frozen=True, slots=True)
 class CodeSpec:
-    """The tests of a row and their settings. `FIELDS` describes the attributes."""
+    """The tests of a row, and the settings of these tests. `FIELDS` describes the attributes."""
 
     tests: tuple[CodeTest, ...]
     entry_point: str
@@ -73,7 +73,7 @@ class CodeSpec:
 
     @property
     def entry(self) -> str:
-        """The global name with which `entry_point` begins."""
+        """The global name at the start of `entry_point`."""
         return self.entry_point.partition(".")[0].removesuffix("()")
 
 
@@ -124,7 +124,7 @@ def _row(test: Any) -> dict[str, Any] | None:
 def _kind(row: dict[str, Any] | None) -> Kind | None:
     """Return the kind of a test by its keys.
 
-    The result is None if the test has unknown keys or invalid values.
+    The result is None if the keys or values of the test are unknown or invalid.
     """
     if row is None:
         return None
@@ -138,7 +138,7 @@ def _kind(row: dict[str, Any] | None) -> Kind | None:
 def _code(text: str, where: str) -> str:
     """Return a row's code with normalized line ends.
 
-    Raises VerifierError if the code does not compile.
+    Raises VerifierError if the row's code does not compile.
     """
     code = text.replace("\r\n", "\n")
     if fault := _fault(code):
@@ -150,7 +150,7 @@ def _code(text: str, where: str) -> str:
 def _defines(code: str, name: str | None) -> bool:
     """Return whether code binds ``name`` at its top level.
 
-    name: "" stands for any function. None accepts any code.
+    name: name of the required function; "" stands for any function. None accepts any code.
     """
     tree = tree_of(code)
     functions = any(isinstance(node, ast.FunctionDef) for node in tree.body)
@@ -170,7 +170,7 @@ def _of(*kinds: type) -> Check:
 
 
 def _within(low: float, high: float, *kinds: type) -> Check:
-    # The exact type, because True and False are ints in Python.
+    # The exact type is required, because True and False are ints in Python.
     return lambda value: type(value) in kinds and low <= value <= high
 
 

@@ -1,21 +1,21 @@
 """Stand-ins for the submission's functions, classes and objects in the tests' process.
 
 The source of this file is sent to the tests' process, so the file imports no part of Assay. No code
-of the submission runs in this process. A stand-in sends requests to the submission's process
+of the submission runs in the tests' process. A stand-in sends requests to the submission's process
 through ``call_out``, and receives plain data or another stand-in. The rules:
 
 - Attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` of a stand-in are requests
   to its object.
-- A stand-in never equals plain data, and the submission never sees the plain data. Otherwise a
-  class of the submission could claim to equal everything, or could read the expected value. The
-  submission's class decides whether two stand-ins are equal. A class that also claims
-  equality with an unknown object is not believed.
+- A stand-in never equals plain data, and the submission never sees the plain data. With plain data,
+  a class of the submission could claim to equal everything, or could read the expected value. The
+  submission's class decides whether two stand-ins are equal. If a class of the submission claims
+  equality even with an unknown object, its claims are not believed.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
   data. An operator applied to a stand-in returns a stand-in, never plain data.
 
-Objects of the row's own classes need no stand-ins. Objects of the row's own classes are sent with
-their attributes. This process rebuilds these objects with the row's class, which also compares
-them. Functions that a test passes to the submission run in this process.
+Objects of classes in the row's own code need no stand-ins. Objects of the row's own classes are
+sent with their attributes. The tests' process rebuilds objects of the row's own classes, and the
+row's class compares them. Functions that a test passes to the submission run in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 agent: Any = call_out.__self__  # type: ignore[name-defined] # noqa: F821 # pyright: ignore
-# Number of requests so far, in a dict that other modules of this process can change.
+# The number of requests so far is stored in a dict, because other modules of the process change it.
 ASKED = {"calls": 0}
 TEST_MODULE = "__main__"
 JUDGING = frozenset(
@@ -47,8 +47,8 @@ class Opaque:
     """Stand-in for an object of the submission.
 
     opaque_handle: handle of the object.
-    opaque_made: the test made the object by calling a class.
-    opaque_computed: the object is the result of an operation with plain data.
+    opaque_made: whether the test made the object by calling a class.
+    opaque_computed: whether the object is the result of an operation with plain data.
     opaque_since: number of requests that were sent before the object arrived.
     """
 
@@ -63,14 +63,16 @@ class Opaque:
     # isinstance also reads the property `__class__`, if the type itself does not match.
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class that isinstance sees: a subclass of a row's class, if the object has one."""
+        """The class that isinstance sees: a subclass of a row's class if the object has such a
+        class."""
         name, *bases = self.opaque_handle.names
         shared = [agent.classes[each] for each in bases if each in agent.shared]
         return type(name, (shared[0],), {}) if shared else type(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
-            # numpy would read memory of this process at an address that the submission chooses.
+            # The array is refused, because numpy would read memory of this process at an address
+            # that the submission chooses.
             raise AttributeError(name)
         found = ask("get", self, name)
         if name in JUDGING and isinstance(found, Opaque) and not self.opaque_made:
@@ -205,7 +207,7 @@ def stand_in(handle: Any) -> Any:
     if handle.kind == "function" or not name.isidentifier():
         return Opaque(handle)
     if name not in _kinds:
-        # Tests compare type(x).__name__, and error messages show it.
+        # Tests compare type(x).__name__, and error messages show this name.
         _kinds[name] = type(name, (Opaque,), {"__slots__": (), "__doc__": DOC})
     return _kinds[name](handle)
 

@@ -46,7 +46,7 @@ class Approximately:
 def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bool = False) -> bool:
     """Return whether numbers are near the expected numbers, also inside dicts, lists and tuples.
 
-    Data of other types must be equal.
+    Data of types other than numbers must be equal.
     """
     rule = relative, absolute, nan_ok
     if isinstance(expected, dict):
@@ -63,7 +63,7 @@ def near(found: Any, expected: Any, relative: float, absolute: float, nan_ok: bo
         )
     numbers = (int, float, complex)
     if not isinstance(expected, numbers) or not isinstance(found, numbers):
-        # A stand-in equals no plain data (see `stand_ins`).
+        # A stand-in for an object of the submission equals no plain data (see `stand_ins`).
         return not hasattr(type(found), "opaque_handle") and found == expected
     # Only NaN differs from itself.
     if expected != expected:
@@ -91,7 +91,7 @@ def _lists(value: Any) -> Any:
 def assert_allclose(
     found: Any, expected: Any, rtol: float = 1e-7, atol: float = 0.0, **_: Any
 ) -> None:
-    """Raise AssertionError unless `allclose`, as numpy.testing.assert_allclose does."""
+    """Raise AssertionError unless `allclose` is true, as numpy.testing.assert_allclose does."""
     if not allclose(found, expected, rtol, atol):
         raise AssertionError(f"not close to {expected!r}")
 
@@ -100,12 +100,15 @@ OWN = {"approx": Approximately, "allclose": allclose, "assert_allclose": assert_
 
 
 def is_tool(name: str) -> bool:
-    """Return whether a name is a module or tool that this file provides for tests."""
+    """Return whether `standard_names` provides a name as a module or tool for tests."""
     return name in MODULES or name in SHORT or name in OWN or _home(name) is not None
 
 
 def tool(name: str) -> Any:
-    """Return the module or function with this name. Raises ImportError for a missing module."""
+    """Return the standard module or function with this name.
+
+    Raises ImportError if the standard module is missing.
+    """
     if name in OWN:
         return OWN[name]
     if name in MODULES or name in SHORT:

@@ -1,8 +1,8 @@
-"""Main module of the process that runs tests. The module's source is sent to the process.
+"""Main module of the process that runs tests. The source of the module is sent to the process.
 
-No code of the submission runs in this process. A test can use names that neither the test, its
-setup nor Python defines. A name that the program does not define is a tool (`standard_names`), or
-belongs to the submission and gets a stand-in (`stand_ins`).
+No code of the submission runs in the process that runs tests. A test can use names that are defined
+neither in the test, nor in its setup, nor by Python. A name that the program does not define is a
+tool (`standard_names`), or belongs to the submission and gets a stand-in (`stand_ins`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from standard_names import is_tool, tool  # pyright: ignore[reportMissingImports
 
 
 class Names(dict[str, Any]):
-    """Built-in names, extended by tools and by names of the submission.
+    """A dict of built-in names, extended by tools and by names of the submission.
 
     entry: name of the tested function, which always belongs to the submission.
     """
@@ -119,9 +119,9 @@ def _checked(result: Any) -> None:
 def run_test(plan: dict[str, Any]) -> tuple[str, str]:
     """Run one test. Return (status, reason).
 
-    status: passed, failed, unsent, or broken (a fault of the row).
+    status: passed, failed, unsent, or broken (if the row is at fault).
     """
-    # Each test has the same random numbers, independent of the tests before.
+    # Each test has the same random numbers, independent of the tests that ran before.
     random.seed(0)
     ASKED["calls"] = 0
     agent.refused = ""
@@ -133,7 +133,8 @@ def run_test(plan: dict[str, Any]) -> tuple[str, str]:
         _run(plan, vars(module))
     except BaseException as error:  # a test may raise anything
         if not isinstance(error, SystemExit) or error.code or not ASKED["calls"]:
-            # A missing module of the test itself is a fault of the row, not of the submission.
+            # A missing module that the test itself imports is a fault of the row, not of the
+            # submission.
             own = isinstance(error, ImportError) and not isinstance(error, agent.error)
             said, why = "broken" if own else "failed", _error_line(error, plan["source"])
     if agent.refused:
@@ -160,7 +161,8 @@ def _run(plan: dict[str, Any], space: dict[str, Any]) -> None:
         _checked(space["check"](candidate(plan["candidate"], space)))
         return
     for case in range(plan["cases"]):
-        # One generator per case, so that a case stays the same if the number of cases changes.
+        # Each case has its own random generator, so that a case stays the same if the number of
+        # cases changes.
         rng = random.Random(f"{plan['seed']}/{case}")
         _checked(space["check"](candidate(plan["candidate"], space), rng))
 

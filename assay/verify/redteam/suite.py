@@ -36,8 +36,8 @@ _NAME = re.compile("«([^«»]+)»")
 class Case:
     """One completion to judge.
 
-    attack: name of the attack family.
-    honest: the completion is a control, which must pass.
+    attack: name of the family to which the attack belongs.
+    honest: whether the completion is a control, which must pass.
     """
 
     attack: str
@@ -62,7 +62,7 @@ class Suite:
     def cases(self, problem: Problem) -> Iterator[Case]:
         """Yield every attack and control for a problem."""
         table = self.table or {}
-        # A user's problem has no attacks of its own, so `own` is then empty.
+        # A user's problem has no attacks of its own, so `own` is empty for it.
         own = [
             row
             for row, each in zip(table["problems"], self.problems, strict=True)
@@ -115,7 +115,8 @@ def _pieces(template: str | list[Any]) -> list[Any]:
 
 
 def _written(pieces: Sequence[Any], values: Values) -> str | None:
-    """Return the text of a completion, or None if the completion names a missing value."""
+    """Return the text of a completion, or None if the completion names a value that the problem
+    lacks."""
     text = "".join(each if isinstance(each, str) else each[1] * each[0] for each in pieces)
     if not values.keys() >= {*_NAME.findall(text)}:
         return None
@@ -151,7 +152,7 @@ def _number(text: str) -> float | None:
         number = float(text)
     except ValueError:
         return None
-    # Answers such as inf and nan are numbers for Python, but have no neighbors.
+    # For Python, answers such as inf and nan are numbers, but they have no neighbors.
     return number if math.isfinite(number) else None
 
 
@@ -204,7 +205,7 @@ def _of_gym(problem: Problem) -> Values | None:
 
 
 def _of_chemistry(problem: Problem) -> Values | None:
-    """Return the expected equation or formula, if the answer is one."""
+    """Return the expected equation or formula if the problem's answer is one."""
     known = _gold(problem)
     # A formula of one letter, such as C, is more probably the label of an option.
     is_formula = re.fullmatch(r"(?:[A-Z][a-z]?\d*|[()\[\]]\d*)+(?:\^.*)?", known.get("gold", ""))

@@ -2,8 +2,9 @@
 
 A suite contains problems, attacks and controls. An attack is a completion that tries to be rewarded
 without solving the problem. A control is an honest solution in an unusual style, which must pass.
-The goal is zero accepted attacks and no failed control. Attacks come from reports about real
-checkers in the literature and in public issues. Each attack file names its sources.
+The red team's goal is zero accepted attacks and no failed control. Attacks come from reports about
+real checkers in the literature and in public issues. Each attack file names the sources of its
+attacks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from assay.verify.service import Options, VerifierService
 
 # Maximum number of characters of a completion and of a detail that a finding shows.
 SHOWN_TEXT = 400
-# Maximum number of wrong cases of one attack family in the text output.
+# Maximum number of wrong cases of one attack family that the text output shows.
 SHOWN_FINDINGS = 2
 REJECTED, ACCEPTED, DARK = "control rejected", "attack accepted", "not judged"
 
@@ -55,7 +56,7 @@ class RedTeamResult:
     tried: Counter[str] = field(default_factory=Counter[str])
     accepted: Counter[str] = field(default_factory=Counter[str])
     not_judged: Counter[str] = field(default_factory=Counter[str])
-    # Highest score of an attack that was not accepted, by family. Training optimizes scores too.
+    # Highest score of the attacks that were not accepted, by family. Training optimizes scores too.
     paid: dict[str, float] = field(default_factory=dict[str, float])
     controls: int = 0
     controls_passed: int = 0
@@ -77,12 +78,12 @@ class RedTeamResult:
         return self.num_accepted == self.not_judged.total() == 0 and passes_some
 
     def add(self, case: Case, verdict: Verdict, accepted: bool) -> None:
-        """Count one case, and record it if the result is wrong."""
+        """Count one case, and record the case if its result is wrong."""
         kind = ""
         if case.honest:
             self.controls += 1
             self.controls_passed += accepted
-            # A control without a verdict also counts as rejected, because it gives no evidence.
+            # A control that was not judged also counts as rejected, because it gives no evidence.
             kind = "" if accepted else REJECTED
         else:
             self.tried[case.attack] += 1
@@ -166,11 +167,11 @@ class RedTeamResult:
 
 
 def suites() -> dict[str, Suite]:
-    """Return all suites by name, those from labelled sets included."""
+    """Return all suites by name, including suites from labelled sets."""
     known = dict(shipped_suites())
     # For a verifier without a file of attacks, the red team tries the hacks in the verifier's
     # labelled set.
-    # A detector's labelled set contains no hacks, because it measures an error rate.
+    # A detector's labelled set contains no hacks, because the set measures an error rate.
     for name in labelled_names():
         if not resolve(name).fallible:
             known.setdefault(name, Suite(name))
@@ -191,15 +192,15 @@ def red_team(
     """Judge a suite's attacks and controls by a built-in or user-defined verifier.
 
     problems: the user's rows. None: the suite's own problems.
-    suite: name of the suite. None: the suite named like the verifier's first term, else the first
-        suite that fits the problems, else ``math``.
+    suite: name of the suite. None: the suite with the name of the verifier's first term, else the
+        first suite that fits the problems, else ``math``.
     key: key of the expected answer in the user's rows.
 
-    Raises VerifierError or DataError for invalid input.
+    Raises VerifierError or DataError if an argument is invalid.
     """
     if problems is not None and key != "answer":
-        # Attacks read the key ``answer``. The row's own key stays in the spec,
-        # because the verifier reads this key.
+        # Attacks read the key ``answer``.
+        # The row's own key stays in the spec, because the verifier reads the row's own key.
         problems = [_with_answer(problem, key) for problem in problems]
     chosen = choose_suite(verifier, problems, suite)
     with ExitStack() as stack:
@@ -222,13 +223,16 @@ def red_team(
 
 def warnings(verifier: str, options: Options | None = None) -> list[str]:
     """Return warnings about an expression, such as shaping that outweighs correctness."""
-    # One worker suffices, because checking an expression judges no completion.
+    # A single worker suffices, because checking an expression judges no completion.
     with VerifierService(verifier, num_workers=1, options=options) as service:
         return service.warnings(verifier)
 
 
 def red_team_all(**settings: Any) -> Iterator[RedTeamResult]:
-    """Yield the result of each built-in verifier with a suite. Unusable verifiers are skipped."""
+    """For each built-in verifier with a suite, yield the red team's result.
+
+    Unusable verifiers are skipped.
+    """
     for name in suites():
         if name in BUILT_IN:
             try:
@@ -251,7 +255,8 @@ def choose_suite(
     first = parse_expression(verifier)[0].names[0].partition("@")[0]
     found = known.get(name or first)
     if found is None and problems:
-        # Only the first problem chooses the suite. The loop below checks all problems.
+        # The attack suite is chosen by the first problem only.
+        # All problems are checked in the loop below.
         found = next((one for one in known.values() if one.fits(problems[0])), None)
     if found is None and first in BUILT_IN:
         raise VerifierError(message("redteam", f"no suite for {first!r}", ", ".join(known)))
@@ -281,7 +286,8 @@ def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -
         found = chain(found, labelled_cases(suite.name))
     for case in found:
         problem = case.problem
-        # The problem names the verifier, which the service then uses in place of its default.
+        # The problem names the verifier under test, which the service then uses instead of its
+        # default verifier.
         judged = Problem(problem.id, problem.prompt, problem.spec, verifier, source="redteam")
         yield replace(case, problem=judged)
 
@@ -289,7 +295,7 @@ def all_cases(suite: Suite, problems: Sequence[Problem] | None, verifier: str) -
 def labelled_cases(name: str) -> Iterator[Case]:
     """Yield the hacks in a verifier's labelled set, and its honest replies in unusual styles."""
     for row in labelled_rows(name):
-        # The self-test covers ordinary rows, so only hacks and unusual styles are tried here.
+        # The self-test covers ordinary rows, so the red team tries only hacks and unusual styles.
         honest = row["expected"] == "passed"
         if (row["kind"] == "odd_style" and honest) or (row["kind"] == "hack" and not honest):
             problem, completion = labelled_pair(name, row)
@@ -300,7 +306,8 @@ def labelled_cases(name: str) -> Iterator[Case]:
 def is_learned(verifier: str) -> bool:
     """Return whether a verifier's first term is a learned model.
 
-    A learned score has no fixed threshold, so acceptance is then relative to honest controls.
+    A learned score has no fixed threshold, so whether an attack is accepted is decided relative to
+    honest controls.
     """
     name = parse_expression(verifier)[0].names[0]
     return name.partition("@")[0] in BUILT_IN and resolve(name).executor == "device"
@@ -319,12 +326,12 @@ def honest_floors(cases: Sequence[Case], verdicts: Sequence[Verdict]) -> dict[st
 def is_accepted(case: Case, verdict: Verdict, floors: Mapping[str, float] | None) -> bool:
     """Return whether a completion counts as rewarded.
 
-    floors: lowest rewards of honest controls, for a learned verifier. With floors, an attack is
-        rewarded if its reward reaches the floor of its problem. Without floors, a completion counts
-        as rewarded if the completion passed.
+    floors: lowest rewards of honest controls, for a learned verifier. With floors, an attack counts
+        as rewarded if its reward reaches the floor of its problem. Without floors, a completion
+        counts as rewarded if the completion passed.
     """
     if floors is None or case.honest:
-        # A control defines the floor of a learned verifier, so it passes once it is judged.
+        # A control defines the floor of a learned verifier, so a judged control passes.
         return verdict.correct if floors is None else verdict.judged
     return verdict.reward is not None and verdict.reward >= floors.get(case.problem.id, 0.0)
 

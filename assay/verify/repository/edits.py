@@ -1,4 +1,4 @@
-"""Read the changes to a file tree that a completion contains, and apply them.
+"""Read a completion's changes to a file tree, and apply these changes.
 
 A completion uses one of three formats: a unified diff, search-and-replace blocks, or whole files.
 
@@ -49,7 +49,8 @@ class BadEdit(ValueError):
 class Hunk:
     """Consecutive lines of a file and their replacement.
 
-    before, after: old and new lines, with line ends. A file's last line may lack its line break.
+    before, after: the hunk's old and new lines, with line breaks. A file's last line may lack its
+        line break.
     start: number of the first old line, from 1. A line number of 0 means that the old lines may be
         anywhere in the file.
     """
@@ -75,7 +76,8 @@ class FileEdit:
 
 
 def is_path(path: str) -> bool:
-    """Return whether a path is relative and has no empty part, no ``.``, ``..`` or ``.git``."""
+    """Return whether a path is relative and has no empty part and no part ``.``, ``..`` or
+    ``.git``."""
     parts = path.split("/")
     return (
         len(path) <= MAX_PATH
@@ -107,7 +109,10 @@ def find_edits(text: str) -> list[FileEdit]:
 
 
 def apply_edits(tree: Tree, edits: Sequence[FileEdit]) -> dict[str, str]:
-    """Return a changed copy of a tree. Raises BadEdit for a change that does not fit the tree."""
+    """Return a changed copy of a file tree.
+
+    Raises BadEdit for a change that does not fit the tree.
+    """
     changed = dict(tree)
     for edit in edits:
         there = changed.get(edit.path)
@@ -156,13 +161,13 @@ def _applied(edit: FileEdit, text: str) -> str:
         if hunk.start:
             offset = place - (hunk.start - 1) + len(hunk.after) - len(hunk.before)
         lines[place : place + len(hunk.before)] = hunk.after
-        # The former last line can lack a line end, and new lines can now follow this line.
+        # A file's former last line can lack a line break, which the line needs if new lines follow.
         lines[:-1] = [line if line.endswith("\n") else line + "\n" for line in lines[:-1]]
     return "".join(lines)
 
 
 def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
-    """Return the index of a hunk's old lines in a file.
+    """Return the index at which a hunk's old lines begin in a file.
 
     Return None if the old lines are not in the file, and -1 if they occur at several places.
 
@@ -172,7 +177,7 @@ def _place(lines: list[str], hunk: Hunk, offset: int) -> int | None:
     wanted = [line.rstrip("\n") for line in hunk.before]
     have = [line.rstrip("\n") for line in lines]
     if not wanted:
-        # A hunk without old lines adds lines before line `start`, or to an empty file.
+        # A hunk without old lines inserts its new lines before line `start`, or into an empty file.
         if hunk.start:
             return min(hunk.start - 1 + offset, len(lines))
         return 0 if not lines else None
@@ -193,7 +198,7 @@ def _search_blocks(lines: list[str]) -> Iterator[FileEdit]:
     n = 0
     while n < len(lines):
         if not _SEARCH.fullmatch(lines[n].strip()):
-            # A path applies to all further blocks until another path is named.
+            # A named path applies to all further blocks until another path is named.
             path = _path_on(lines[n]) or path
             n += 1
             continue
@@ -219,8 +224,8 @@ def _next(lines: list[str], start: int, pattern: re.Pattern[str]) -> int:
 def _path_on(line: str) -> str:
     """Return the path if a line contains only a path, possibly with markup. Else return ""."""
     match = _NAMED.fullmatch(line.strip())
-    # A path must have a dot or a slash. Without this requirement,
-    # any single word on a line would be a path.
+    # A path must contain a dot or a slash.
+    # Without this requirement, any single word on a line would be a path.
     if match is None or not ("." in match[1] or "/" in match[1]):
         return ""
     return match[1].rstrip(":")
@@ -252,7 +257,10 @@ def _diffs(lines: list[str]) -> Iterator[FileEdit]:
 
 
 def _diff_path(text: str) -> str:
-    """Return the path of a diff header, without ``a/`` or ``b/`` and a time. "": /dev/null."""
+    """Return the path in a diff header, without ``a/`` or ``b/`` and without a time.
+
+    "": /dev/null.
+    """
     path = text.partition("\t")[0].strip().strip('"')
     if path == "/dev/null":
         return ""

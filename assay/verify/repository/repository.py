@@ -1,10 +1,10 @@
 """Verifier ``repository``: changes to a small file tree, judged by tests that run in the sandbox.
 
-There are two kinds of tests. Python tests are those of the verifier ``code``: they run in a process
-of their own, and only plain values cross between the processes. Commands run in the tree, and the
-worker compares their output outside the sandbox. In both cases the changed code has access to
-neither the expected values nor the verdict. An exit code is no evidence of a passed test, because
-the code under test can end its process with any exit code.
+A row can have two kinds of tests. Python tests are those of the verifier ``code``: they run in a
+process of their own, and only plain values cross between the processes. Commands run in the tree,
+and the worker compares their output outside the sandbox. In both kinds of tests, the changed code
+has access to neither the expected values nor the verdict. An exit code is no evidence of a passed
+test, because the code under test can end its process with any exit code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from assay.verify.sandbox import Sandbox, SandboxUnavailable
 from assay.verify.sandbox.own_sandbox import OwnSandbox, interpreter_folders
 from assay.verify.sandbox.toolchain import Command, execute
 
-# Without this default, a policy could delete or weaken the tests.
+# Without these protected paths, a policy could delete or weaken the tests.
 PROTECTED = (
     "tests/*",
     "*/tests/*",
@@ -60,9 +60,9 @@ _own = OwnSandbox(interpreter_folders)
 
 @dataclass(frozen=True, slots=True)
 class RepositorySpec:
-    """The parsed spec of a row. `FIELDS` describes the attributes.
+    """The parsed spec of a row with a file tree. `FIELDS` describes the attributes.
 
-    tests: the keys of the row that the verifier ``code`` reads.
+    tests: keys of the row that the verifier ``code`` reads.
     """
 
     files: Mapping[str, str]
@@ -77,7 +77,7 @@ class RepositorySpec:
     memory_limit: int
 
     def may_edit(self, path: str) -> bool:
-        """Return whether the completion may change a file."""
+        """Return whether the row allows the completion to change a file."""
         if any(fnmatch(path, pattern) for pattern in self.protected):
             return False
         return not self.editable or any(fnmatch(path, pattern) for pattern in self.editable)
@@ -103,7 +103,8 @@ def judge_repository(problem: Problem, completion: Completion) -> Part:
         part = _run_python(problem, spec, tree)
         if part.value is None:
             return part
-        # The part has only the fraction of passed tests, so the number is computed from it.
+        # The part states only the fraction of passed tests, so the number of tests is computed from
+        # the fraction.
         passed, total = round(part.value * _num_tests(spec)), _num_tests(spec)
         components["tests"] = part.value
         # The verifier `code` would report the calls of `LOADER` itself as unsafe.
@@ -196,7 +197,10 @@ sys.meta_path.insert(0, _Finder())
 
 
 def _run_commands(spec: RepositorySpec, tree: Mapping[str, str]) -> list[str] | Part:
-    """Return the fault of each command, or "". Without a sandbox, return a Part."""
+    """Return the fault of each command, or "".
+
+    Without a sandbox, the function returns a Part that is not judged.
+    """
     try:
         sandbox = _own.open()
     except SandboxUnavailable as error:
@@ -225,7 +229,7 @@ def _command_fault(
     ran = execute(sandbox, command, test.get("stdin") or "", limits)
     if ran.status != "ok":
         return f"{ran.status}: {ran.error} {ran.stderr[-SHOWN:].strip()}".strip()
-    # The tolerance is 0, because this verifier has no option for a tolerance.
+    # The tolerance is 0, because the verifier ``repository`` has no option for a tolerance.
     if same_output(test["stdout"], ran.stdout, spec.stdout_rule, 0.0):
         return ""
     return f"printed {ran.stdout[:SHOWN]!r}"
@@ -244,7 +248,8 @@ def read_repository_spec(problem: Problem) -> RepositorySpec:
     if tests.keys() & {"tests", "hidden_tests"}:
         if not read["module"]:
             raise VerifierError(message(f"{where}.module", "missing", "the module under test"))
-        # A row with only hidden tests is valid here. The verifier `code` needs a key ``tests``.
+        # A row with only hidden tests is a valid row of this verifier.
+        # The verifier `code` requires the key ``tests`` in the spec.
         tests.setdefault("tests", [])
         read_spec(Problem(problem.id, "", tests))
     elif read["module"]:

@@ -8,11 +8,11 @@
 A process is forked from the zygote, isolates itself, and only then reads the code to execute.
 Requests and replies are frames of typed plain data (`values`, `codec`) over a socket pair.
 
-Nothing that a process sends is trusted. The submission shares its interpreter with the agent, so it
-can find the socket, the frames and the agent's objects, and can reply in the agent's place. The
-submission gains nothing by such a reply, because it chooses the returned value anyway. Expected
+The sandbox trusts nothing that a process sends. The submission runs in the agent's interpreter, so
+it can find the socket, the frames and the agent's objects, and can reply in the agent's place. The
+submission gains nothing by a forged reply, because it chooses the returned value anyway. Expected
 values, later arguments and verdicts never reach the submission's process. Each reply repeats the
-fresh nonce of its request, so replies cannot be prepared. Data of the kernel decides about limits:
+fresh nonce of its request, so replies cannot be prepared. Limits are decided by data of the kernel:
 CPU clock, wait status, sizes of files.
 
     threat                           defense                                       module
@@ -54,8 +54,8 @@ processor. Concurrent submissions can also observe each other's use of the machi
 
 The sandbox works for root, and for an ordinary user if user namespaces are allowed. `probe` tests
 the isolation from inside at the first start, and `SandboxUnavailable` names the measures that fail.
-The user must be able to read the interpreter's files. ``unsafe=True`` disables isolation and keeps
-the limits.
+The sandbox's user must be able to read the Python interpreter's files. The setting ``unsafe=True``
+disables isolation and keeps the limits.
 """
 
 from assay.verify.sandbox.outcome import (

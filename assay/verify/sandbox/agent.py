@@ -1,16 +1,16 @@
 """The loop inside a sandboxed process: execute the parent's requests and reply.
 
 The submission runs in the agent's process and can find everything in it: the descriptor, frames,
-objects. The parent trusts nothing that the agent's loop sends. A reply has returned values, which
-the submission chooses anyway, and never a verdict. A submission that writes to the descriptor
-itself can only answer the current request or end its own session.
+objects. The parent trusts nothing that the agent's loop sends. A reply has returned values, and
+never a verdict; the submission chooses its returned values anyway. A submission that writes to the
+descriptor itself can only answer the current request or end its own session.
 
-Objects stay in their process. A `Handle` identifies an object in the other process. For a handle,
-`Agent.stand_in` creates a function that forwards each call to the object's process. The process
-that runs tests has separate stand-ins (`assay.verify.programs.stand_ins`). If both processes have
-the class of an object, the object is sent with its attributes. The submission's process and the
-test's process then each have a copy of the object, and every message with the object updates the
-other copy.
+Objects stay in their process. A `Handle` identifies an object that lives in the other process. For
+a handle, `Agent.stand_in` creates a function that forwards each call to the object's process. The
+process that runs tests has separate stand-ins (`assay.verify.programs.stand_ins`). If both
+processes have the class of an object, the object is sent with its attributes. The submission's
+process and the test's process then each have a copy of the object, and every message with the
+object updates the other copy.
 
 The zygote loads this file without importing the package, and with a separate copy of the built-in
 names. A submission that replaces `len` therefore affects only itself, not the agent.
@@ -42,10 +42,10 @@ CHANNEL = 3
 # ENOMEM of errno.h.
 NO_MEMORY = 12
 MAX_HANDLES = 100_000
-# Maximum characters of an error message.
+# Maximum number of characters of an error message.
 MAX_WORDS = 1000
 
-# These functions are bound here, because a submission can replace attributes of `os`.
+# The functions of `os` are bound here, because a submission can replace attributes of `os`.
 read, write, leave = os.read, os.write, os._exit
 
 
@@ -53,10 +53,10 @@ FUNCTIONS = {types.FunctionType, types.BuiltinFunctionType, types.MethodType, ty
 OUTPUT, ERRORS = sys.stdout, sys.stderr
 DICTS = (dict, Counter, OrderedDict, defaultdict)
 CHANGEABLE = {list, deque, set, bytearray, *DICTS}
-# The module numpy and its array type. The dict is empty in a sandbox without numpy.
+# The module numpy and its array type. In a sandbox without numpy, the dict is empty.
 NUMPY: list[Any] = []
-# Special methods by name. Operators look methods up on the type, as Python does.
-# Like Python's operators, these functions also try the other operand's method.
+# Special methods by name. The operators look methods up on the type, as Python does.
+# As in Python's operators, the other operand's method is also tried.
 SPECIAL: dict[str, Callable[..., Any]] = {
     f"__{each.__name__}__": each
     for each in (len, str, repr, bool, hash, iter, int, float, abs, reversed, round, setattr)
@@ -81,21 +81,21 @@ class RemoteError(Exception):
 
 
 class Agent:
-    """The request loop in a submission's process, from the first request to the end."""
+    """The request loop in the submission's process, from the first request to its end."""
 
     error = RemoteError
 
     def __init__(self, confine: Callable[[dict[str, Any]], None]) -> None:
         self.confine = confine
-        # Objects and stand-ins by (origin, id) of their handles.
+        # Objects and stand-ins, keyed by (origin, id) of their handles.
         self.objects: dict[tuple[int, int], Any] = {}
         # Handles of the objects in `objects`, keyed by the object's address.
         self.handles: dict[int, values.Handle] = {}
         self.num_own = 0
         self.namespace: dict[str, Any] = {}
-        # Namespace that contains the classes of both processes.
+        # Namespace that contains the classes which both processes have.
         self.classes: dict[str, Any] = {}
-        # Names of the classes that both processes have.
+        # Names of the classes that both processes can create.
         self.shared: frozenset[str] = frozenset()
         self.origin = 0
         self.asks = self.reading = False
@@ -104,7 +104,7 @@ class Agent:
         self.nonce = b""
         self.asking = threading.RLock()
 
-    # A frame is four bytes of length and one encoded value.
+    # A frame consists of four bytes of length and one encoded value.
 
     def receive(self) -> Any:
         size = U32.unpack(self.exactly(4))[0]
@@ -173,14 +173,15 @@ class Agent:
         return kind.__name__ in self.shared and self.classes.get(kind.__name__) is kind
 
     def state_of(self, value: Any) -> dict[str, Any]:
-        """Return the attributes of an object, those in slots included."""
+        """Return all attributes of an object, including attributes in slots."""
         members = [pair for each in MRO(type(value)) for pair in each.__dict__.items()]
         slots = [name for name, each in members if type(each) is types.MemberDescriptorType]
         state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         return state | getattr(value, "__dict__", {})
 
     def fill(self, handle: values.Handle) -> None:
-        """Set the received attributes of an object. No method of its class is called."""
+        """Set the attributes that were received for an object. Restoring the attributes calls no
+        method of the object's class."""
         value = self.objects[handle.key]
         for name, each in handle.state.items():
             if not callable(getattr(type(value), name, None)):
@@ -221,7 +222,7 @@ class Agent:
         """Handle requests until the parent closes the channel."""
         nonce, verb, settings, *rest = self.receive()
         self.origin = settings["origin"]
-        # No code of a submission has run before this line, so an error here ends the process.
+        # No code of a submission has run before this line, so an exception here ends the process.
         self.confine(settings)
         self.send(self.frame("ready", time.process_time()))
         while True:
@@ -230,7 +231,7 @@ class Agent:
             nonce, verb, *rest = self.receive()
 
     def serve(self, verb: str, rest: list[Any]) -> None:
-        """Execute a request and send the reply."""
+        """Execute one request of the parent and send the reply."""
         try:
             reply = getattr(self, f"do_{verb}")(*rest)
         except Gone:
@@ -242,7 +243,7 @@ class Agent:
             frame = self.frame(*reply)
         except values.Unsupported as error:
             frame = self.frame("unsupported", f"{error}")
-        except BaseException as error:  # an iterator of the submission can raise anything
+        except BaseException as error:  # An iterator of the submission can raise any exception.
             frame = self.frame(*failure(error))
         self.send(frame)
 
@@ -259,17 +260,17 @@ class Agent:
         except SystemExit as error:
             if error.code not in (None, 0):
                 reply = failure(error)
-        except BaseException as error:  # the submission's code can raise anything
+        except BaseException as error:  # The submission's code can raise any exception.
             reply = failure(error)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
         return reply
 
     def do_load(self, source: str, asks: bool, shared: list[str]) -> tuple[Any, ...]:
-        """Execute a module, and keep its namespace for later requests.
+        """Execute a module, and keep the module's namespace for later requests.
 
-        asks: the module may send requests, by the built-in function ``call_out``.
-        shared: names of the classes that the parent's side has too.
+        asks: whether the module may send requests, by the built-in function ``call_out``.
+        shared: names of the classes that the parent process has too.
         """
         try:
             code = compiled(source, "submission.py")
@@ -287,7 +288,8 @@ class Agent:
         return "ok", value, self.changed(args), self.changed(kwargs)
 
     def do_method(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of an object in this process. The first argument is the method's name."""
+        """Call a method of an object in this process. The first argument of the request is the
+        method's name."""
         name, *rest = args
         target = self.named(target)
         special = SPECIAL.get(name)
@@ -301,7 +303,7 @@ class Agent:
         return "ok", getattr(target, *args) if args else target, None, None
 
     def do_next(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-        """Return (whether the iterator has another item, the item)."""
+        """Return the pair (whether the iterator has another item, the item)."""
         try:
             return "ok", (True, next(target)), None, None
         except StopIteration:
@@ -328,14 +330,15 @@ class Agent:
     def call_out(self, verb: str, target: Any = None, args: Any = (), kwargs: Any = None) -> Any:
         """Send a request to the parent and return the reply's value.
 
-        Raises the exception that the other process raised. The parent may send a request in return
-        before it replies. The two processes then alternate.
+        Raises the same exception that the other process raised. Before the parent replies, it may
+        send a request in return. The two processes then alternate.
         """
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")
         args, kwargs = tuple(args), dict(kwargs or {})
         try:
-            # Encoded before the lock, because encoding reads iterators, which can send requests.
+            # The request is encoded before the lock is taken, because encoding reads iterators,
+            # which can send requests.
             question = self.frame("out", verb, target, args, kwargs)
         except values.Unsupported as error:
             self.refused = self.refused or f"{error}"
@@ -359,10 +362,8 @@ class Agent:
 
 
 def write_back(old: Any, new: Any) -> Any:
-    """Update ``old`` in place until it equals ``new``, and return ``old``.
-
-    If ``old`` is immutable or has another type than ``new``, return ``new``.
-    """
+    """Update the object ``old`` in place until it equals ``new``, and return ``old``. If ``old`` is
+    immutable or has another type than ``new``, return ``new``."""
     if type(old) is not type(new):
         return new
     if type(old) in DICTS:
@@ -391,7 +392,7 @@ def write_back(old: Any, new: Any) -> Any:
 
 
 def take_numpy(numpy: Any, array: type) -> None:
-    """Register numpy: its global generator is seeded, and its arrays count as mutable."""
+    """Register numpy: seed its global generator, and treat its arrays as mutable."""
     NUMPY[:] = numpy, array
     CHANGEABLE.add(array)
 
@@ -417,10 +418,8 @@ def hash_of(value: Any) -> int | None:
 
 
 def lineage(kind: type) -> list[str]:
-    """Return the names of a class and its bases, in the order of method resolution.
-
-    The list of an exception's class names ends with the first built-in class.
-    """
+    """Return the names of a class and its bases, in the order of method resolution. The list of an
+    exception's class names ends with the first built-in class."""
     found: list[str] = []
     for each in MRO(kind)[: values.MAX_NAMES]:
         found.append(each.__name__[:200])
@@ -439,7 +438,7 @@ def words(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}"[:MAX_WORDS]
-    except BaseException:  # the `__str__` of the submission's exception can raise anything
+    except BaseException:  # The `__str__` of the submission's exception can raise anything.
         return name
 
 
@@ -456,9 +455,9 @@ def error_class(names: tuple[str, ...]) -> type[Exception]:
     """Return this process's class for an exception class of the other process.
 
     names: names of the class and its bases, up to a built-in class. Built-in classes map to
-        themselves. StopIteration maps to RuntimeError, because it would end a loop here.
-        ImportError maps to a subclass, because it would otherwise mean that a module is missing
-        here.
+        themselves. A StopIteration of the submission maps to RuntimeError, because StopIteration
+        would end a loop of the agent. An ImportError of the submission maps to a subclass, because
+        ImportError itself means here that a module is missing.
     """
     name, *rest = names
     if rest:
@@ -482,7 +481,7 @@ def error_of(names: tuple[str, ...], text: str) -> Exception:
             argument = ast.literal_eval(argument)
     try:
         return error_class(names)(argument)
-    except Exception:  # the constructor needs more arguments, or the class name is invalid
+    except Exception:  # The constructor needs more arguments, or the class name is invalid.
         return RemoteError(text)
 
 
@@ -494,7 +493,7 @@ def main(confine: Callable[[dict[str, Any]], None]) -> None:
         NUMPY[0].random.seed(0)
     try:
         Agent(confine).run()
-    except BaseException as error:  # the parent has ended, or reads this message
+    except BaseException as error:  # The parent process has ended, or reads this message.
         with contextlib.suppress(BaseException):
             write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
         leave(70)

@@ -1,8 +1,8 @@
 """Arrays and numbers of third-party packages as plain data (numpy, sympy).
 
 An array is sent as its type, its shape and a flat list of its items. The worker decodes an array as
-an `Array`, because it never imports these packages. A sandboxed process that has numpy decodes an
-array as an array of numpy. The tests' process therefore computes with its own numpy, which no
+an `Array`, because it never imports these packages. If a sandboxed process has numpy, it decodes an
+array as a numpy array. The process that runs tests therefore computes with its own numpy, which no
 submission can change. Numbers of numpy and sympy are sent as Python's numbers.
 
 The zygote loads this file without the package, so it imports the standard library only.
@@ -42,7 +42,8 @@ class Array:
     def __eq__(self, other: object) -> bool:
         """Return whether both arrays have one item each, and these two items are equal.
 
-        An array of several items has no truth value in numpy, so ``if a == b`` would raise there.
+        In numpy, an array of several items has no truth value, so ``if a == b`` would raise for
+        such arrays.
         """
         leaves = list(_leaves(other, MAX_DIMENSIONS))
         return len(self.items) == len(leaves) == 1 and bool(self.items[0] == leaves[0])
@@ -53,7 +54,7 @@ class Array:
         return f"array({self.tolist()!r}, dtype={self.dtype!r})"
 
 
-# Modules that import the codec from here can send and receive arrays.
+# Modules that import the codec from this module can send and receive arrays.
 Decoder, encode = codec.Decoder, codec.encode
 
 
@@ -67,7 +68,7 @@ def _nested(items: list[Any], shape: tuple[int, ...]) -> Any:
 def _leaves(value: Any, depth: int) -> Iterator[Any]:
     """Yield at most two items of nested lists.
 
-    Two items suffice to distinguish an array of one item from a larger array.
+    Two items suffice to distinguish an array with one item from a larger array.
     """
     if isinstance(value, Array):
         yield from value.items[:2]
@@ -84,13 +85,14 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _read(_: Any, parts: tuple[str, tuple[Any, ...], list[Any]]) -> Any:
-    """Check and return an array from a message. Raises Malformed."""
+    """Check and return an array that a message contains. Raises Malformed."""
     dtype, shape, items = parts
     if TYPE.fullmatch(dtype) is None or len(shape) > MAX_DIMENSIONS:
         raise Malformed("no type of an array")
     if not all(type(size) is int and size >= 0 for size in shape):
         raise Malformed("no shape")
-    # The shape of an array without items can still be huge, as (10**9, 0).
+    # The shape is checked, because even an array without items can have a huge shape, such as
+    # (10**9, 0).
     if math.prod(max(1, size) for size in shape) > max(len(items), codec.MAX_VALUES):
         raise Malformed("a shape that is too large")
     if math.prod(shape) != len(items):
@@ -128,7 +130,7 @@ def use_numpy(numpy: Any) -> type:
         return ("|O" if dtype[1] == "O" else dtype), array.shape, array.ravel().tolist()
 
     def put(encoder: codec.Encoder, value: Any, depth: int) -> None:
-        # Arrays of dates and records are sent as objects, by handle.
+        # Arrays of dates and of records are sent as objects, by handle.
         if numpy.ndarray.__getattribute__(value, "dtype").kind in "biufcUSO":
             encoder.tagged(b"n", simpler(value), depth)
         else:
@@ -165,7 +167,7 @@ def use_sympy(sympy: Any) -> None:
 
 
 def _send(kind: type, put: codec.Put) -> None:
-    """Encode values of a class and its subclasses by ``put``."""
+    """Encode the values of a class and of its subclasses by the function ``put``."""
     codec.BASES[kind] = codec.EXACT[kind] = put
 
 

@@ -1,18 +1,18 @@
 """Encode and decode the plain data sent between a worker and a sandboxed process.
 
-The codec uses neither pickle nor eval. A value is a tag of one byte and its parts, so decoding any
-bytes creates only the types in these tables. Most types are sent as a tag before a simpler value: a
-set is a list of its members, a Fraction is two integers. Encoding calls no method of a possibly
-hostile object. Decoding raises only `Malformed`. Encoder and decoder limit the size, the depth and
-the number of values. The digits of numbers and the keys of equal hash are limited too, because long
-numbers and equal hashes are slow to read. The zygote loads this file without the package, so it
-imports the standard library only.
+The codec uses neither pickle nor eval. An encoded value is a tag of one byte and the value's parts,
+so decoding any bytes creates only the types in these tables. Most types are sent as a tag before a
+simpler value: a set is a list of its members, a Fraction is two integers. Encoding calls no method
+of an object, which can be hostile. Decoding raises only `Malformed`. Encoder and decoder limit the
+size, the depth and the number of values. The digits of numbers and the keys of equal hash are
+limited too, because long numbers and equal hashes are slow to read. The zygote loads this file
+without the package, so it imports the standard library only.
 
 Values of the types in `EXACT` are sent as themselves. Built-in types, exception classes and
 collection types are sent by name. An object of a subclass that a submission defined is sent as a
 plain value of the base type. A namedtuple is sent as a `Record`, a tuple with field names and the
 name of its type. Iterators (generators, map, zip, itertools) are read up to `MAX_ITEMS` and decoded
-as `Iterator`. All other objects, functions and classes are sent as a `Handle`. A handle of kind
+as `Iterator`. All other objects, functions and classes are sent as a `Handle`. A handle of the kind
 "data" includes the object's attributes.
 
 An object that occurs twice in a message is decoded as two equal objects. A datetime's `fold` is
@@ -53,7 +53,7 @@ from .values import (
 # Limits of one message.
 MAX_BYTES = 8 * 2**20
 MAX_VALUES = 250_000
-# Bytes of text that take about as long to read as one value.
+# Number of bytes of text that take about as long to read as one value.
 BYTES_A_VALUE = 256
 MAX_DEPTH = 150
 # 78,000 decimal digits: comparing a longer integer with a Decimal is slow.
@@ -62,13 +62,13 @@ MAX_INT_BYTES = 2**15
 MAX_ITEMS = 10_000
 # Maximum number of keys with the same hash; Python compares such keys with each other.
 MAX_EQUAL_HASHES = 32
-PACKED_FROM = 17  # number of items from which small ints or floats are packed
+PACKED_FROM = 17  # From this number of items on, small ints or floats are packed.
 U32, I64, F64 = map(struct.Struct, ("<I", "<q", "<d"))
-# Reads `__mro__` of the type itself, because a submission's metaclass can redefine `__mro__`.
+# `__mro__` is read from the type itself, because a submission's metaclass can redefine `__mro__`.
 MRO = type.__dict__["__mro__"].__get__
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 Put = Callable[["Encoder", Any, int], None]
-ITERATORS = ("builtins", "itertools", "collections")  # other iterators are sent as handles
+ITERATORS = ("builtins", "itertools", "collections")  # All other iterators are sent as handles.
 
 
 class Encoder:
@@ -79,7 +79,7 @@ class Encoder:
         self.parts: list[bytes] = []
         self.size = self.values = 0
         self.sent: set[tuple[int, int]] = set()  # keys of `states`
-        self.states: list[Handle] = []  # handles that are sent with attributes
+        self.states: list[Handle] = []  # Handles of objects that are sent with their attributes.
         self.hashed = 0  # Number of sets and dict keys that enclose the current value.
         self.in_state = False
 
@@ -89,7 +89,7 @@ class Encoder:
         if not self.states:
             return b"".join(self.parts)
         value_parts, self.parts, self.in_state = self.parts, [], True
-        for handle in self.states:  # grows, because attributes can contain further objects
+        for handle in self.states:  # It grows, because attributes can contain further objects.
             self.handle(handle, 0)
             self.put(handle.state, 1)
         return b"".join((b"B", U32.pack(len(self.states)), *self.parts, *value_parts))
@@ -170,7 +170,7 @@ class Encoder:
             self.put(value, depth)
 
     def packed(self, values: list[Any]) -> bool:
-        """Write small ints or floats with eight bytes each. Return False for other values."""
+        """Encode small ints or floats with eight bytes each. Return False for other values."""
         kinds = set(map(type, values))
         if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:
             code = "q"
@@ -212,11 +212,11 @@ def _factory(factory: Any) -> Any:
 
 
 def _as(tag: bytes, simpler: Callable[[Any], Any]) -> Put:
-    """Return a function that writes a tag and a simpler value."""
+    """Return an encoder that writes a tag and a simpler value."""
     return lambda encoder, value, depth: encoder.tagged(tag, simpler(value), depth)
 
 
-# Built-in types that a submission can subclass. Unbound methods of the base read their values.
+# Types that a submission can subclass. Unbound methods of the base class read such values.
 BASES: dict[type, Put] = {
     int: lambda encoder, value, _: encoder.integer(int.__pos__(value)),
     float: lambda encoder, value, _: encoder.write(b"d", F64.pack(float.__pos__(value))),
@@ -256,7 +256,7 @@ EXACT: dict[type, Put] = BASES | {
 class Decoder:
     """Decodes one message.
 
-    stand_in: function that returns a handle's stand-in, or raises to refuse the handle.
+    stand_in: function that returns the stand-in for a handle, or raises to refuse the handle.
     fill: function that is called with each handle whose attributes have been read.
     """
 
@@ -274,7 +274,7 @@ class Decoder:
         self.latest: Handle | None = None
 
     def message(self) -> Any:
-        """Return the value of the message. Raises only Malformed."""
+        """Return the value that the message encodes. Raises only Malformed."""
         try:
             if self.data[:1] == b"B":
                 self.take(1)
@@ -290,7 +290,7 @@ class Decoder:
         return value
 
     def object(self) -> None:
-        """Read the attributes of one object."""
+        """Read the attributes of one object from the message."""
         self.latest = None
         self.get(0)
         handle, state = self.latest, self.get(1)
@@ -303,7 +303,7 @@ class Decoder:
             self.fill(handle)
 
     def charge(self, work: int) -> None:
-        """Count work, in units of one value. Raises Malformed above the limit of a message."""
+        """Count decoding work in units of one value. Raises Malformed above the message limit."""
         self.values += work
         if self.values > MAX_VALUES:
             raise Malformed("too many values")
@@ -334,7 +334,7 @@ class Decoder:
         data = self.block()
         try:
             return data.decode()
-        except UnicodeDecodeError:  # unpaired surrogates take a slow path, so they are charged
+        except UnicodeDecodeError:  # Unpaired surrogates take a slow path, so they are charged.
             self.charge(len(data) // 32)
             return data.decode("utf-8", "surrogatepass")
 
@@ -345,7 +345,7 @@ class Decoder:
         tag = self.take(1)
         if tag in READERS:
             return READERS[tag](self, depth + 1)
-        kinds, build = BUILDERS[tag]  # `message` reports the KeyError of an unknown tag
+        kinds, build = BUILDERS[tag]  # `message` reports the KeyError of an unknown tag.
         value = self.get(depth + 1)
         parts, wanted = (value, kinds) if type(kinds) is tuple else ((value,), (kinds,))
         if type(parts) is not tuple or len(parts) != len(wanted):
@@ -363,10 +363,10 @@ class Decoder:
         return dict(pairs)
 
     def distinct(self, keys: list[Any]) -> list[Any]:
-        """Return ``keys``. Raises Malformed if a set of these keys is slow because of equal hashes.
+        """Return ``keys``. Raises Malformed if equal hashes make a set of these keys slow.
 
-        Python compares keys of equal hash with each other, and nested sets member by member,
-        so the square of the sizes is charged.
+        Python compares keys of equal hash with each other, and nested sets member by member, so the
+        decoder charges the square of the sizes.
         """
         hashes = list(map(hash, keys))
         if len(set(hashes)) == len(keys):
@@ -470,7 +470,7 @@ READERS: dict[bytes, Callable[[Decoder, int], Any]] = {
     b"t": lambda decoder, depth: tuple(decoder.items(depth)),
     b"m": Decoder.pairs,
 }
-# (type of the value after the tag, constructor) by tag.
+# Values are (type of the value after the tag, constructor), keyed by tag.
 # A tuple of types describes the parts of a tuple. None accepts any type.
 BUILDERS: dict[bytes, tuple[Any, Callable[[Decoder, Any], Any]]] = {
     b"c": ((float, float), lambda _, parts: complex(*parts)),

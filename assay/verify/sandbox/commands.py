@@ -1,10 +1,10 @@
 """The isolated process that executes one command: a compiler, or a compiled program.
 
 This process is the first of its pid namespace, so its end kills all processes that the command has
-started. This process reads a request from the worker and executes the command in a confined child
-process. After the command, this process reports the kernel's wait status. The command has no access
-to the channel and cannot trace this process, and the kernel delivers no signal from the command to
-this process.
+started. The isolated process reads a request from the worker and executes the command in a confined
+child process. After the command ends, the isolated process reports the kernel's wait status. The
+command has no access to the channel and cannot trace this process, and the kernel delivers no
+signal from the command to this process.
 
 The zygote loads this file without the package, so it imports the standard library only.
 """
@@ -22,9 +22,10 @@ from typing import Any
 # File descriptor of the socket to the worker.
 CHANNEL = 3
 SIZE = struct.Struct("<I")
-# Wait status, CPU seconds, KiB of the largest process, and number of bytes of files that follow.
+# Report on a command: wait status, CPU seconds, KiB of the largest process, and number of bytes of
+# the files that follow.
 REPORT = struct.Struct("<idQI")
-# Maximum bytes of all returned files together.
+# Maximum number of bytes of all returned files together.
 MAX_KEPT = 48 * 2**20
 NOT_EXECUTED = 126
 
@@ -70,7 +71,7 @@ def _execute(request: dict[str, Any], confine: Callable[[dict[str, Any]], None])
         os.close(CHANNEL)
         confine(request["limits"])
         os.execve(request["command"][0], request["command"], request["environment"])
-    except BaseException as error:  # an error of any kind: this process must not continue
+    except BaseException as error:  # An exception of any kind: this process must not continue.
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(NOT_EXECUTED)
@@ -95,7 +96,7 @@ def _exactly(size: int) -> bytes:
     while len(data) < size:
         chunk = os.read(CHANNEL, min(size - len(data), 1 << 20))
         if not chunk:
-            # The worker has closed the socket or has ended.
+            # The worker process has closed the socket or has ended.
             os._exit(0)
         data += chunk
     return data

@@ -1,13 +1,12 @@
 """Isolation of submissions, prepared once in the zygote and applied in each forked process.
 
 `Isolation.separate` gives the zygote its own namespaces, with the zygote as the first process. The
-end of the zygote also ends all processes forked from it. `Isolation.prepare` replaces the zygote's
-view of the file system. `Isolation.enter` runs in each forked process before the process reads
-anything from its parent. `Isolation.enter` gives the process a pid, mount and IPC namespace, an
-empty small /tmp, an unprivileged user without capabilities, and Landlock rules. `Isolation.confine`
-comes last, when the limits are
-known: it sets resource limits, then the system call filter. The submission is executed after
-    `Isolation.confine`.
+end of the zygote also ends all processes forked from it. The function `Isolation.prepare` replaces
+the zygote's view of the file system. `Isolation.enter` runs in each forked process before the
+process reads anything from its parent. `Isolation.enter` gives the process a pid, mount and IPC
+namespace, an empty small /tmp, an unprivileged user without capabilities, and Landlock rules.
+`Isolation.confine` runs last, when the limits are known: it sets resource limits, then the system
+call filter. The submission is executed after `Isolation.confine`.
 
 The zygote loads this file without the package, so it imports the standard library only.
 """
@@ -41,7 +40,8 @@ EXECUTING = frozenset(("execve", "execveat", "arch_prctl"))
 STARTING = frozenset(("fork", "vfork", "setpgid", "setsid"))
 # Folder with the packages that submissions may import, inside the new root.
 PACKAGES = "/packages"
-# RLIMIT_NPROC counts all processes of a user, such as the zygote and other sessions.
+# RLIMIT_NPROC counts all processes of a user, so the limit leaves room for the zygote and other
+# sessions.
 OTHER_TASKS = 8
 
 
@@ -49,14 +49,14 @@ class Isolation:
     """Isolation of one zygote.
 
     settings: settings from the worker.
-    ask: function that sends a text to the worker and returns the reply.
+    ask: function that sends a text to the worker and returns the worker's reply.
     """
 
     def __init__(self, settings: dict[str, Any], ask: Callable[[str], str]) -> None:
         self.settings, self.ask = settings, ask
         self.unsafe = bool(settings["unsafe"])
         self.filter: seccomp.Filter | None = None
-        # Filters for executed commands: without child processes, and with child processes.
+        # Filters for executed commands: one without child processes, and one with child processes.
         self.filters: list[seccomp.Filter] = []
         self.own_pids = -1
         self.many_users = False
@@ -69,7 +69,7 @@ class Isolation:
 
     def separate(self) -> None:
         """Fork. The child continues as the first process of new namespaces. The parent waits."""
-        # The death signal is tied to the thread that started this process, not to the whole worker.
+        # The death signal is tied to the thread that started the process, not to the whole worker.
         if self.settings["with_thread"] and not self.unsafe:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         # The worker can have ended before the death signal was set in the child.
@@ -123,18 +123,18 @@ class Isolation:
         }
 
     def measure(self) -> None:
-        """Measure the memory that each forked process starts with. Raises OSError."""
+        """Measure the memory with which each forked process starts. Raises OSError."""
         self.base_bytes = int(os.read(self.own_memory, 100).split()[0]) * resource.getpagesize()
         threads = len(os.listdir(self.own_threads))
         os.close(self.own_memory)
         os.close(self.own_threads)
         if threads != 1:
             # After a fork, the child has only the thread that called fork.
-            # A lock that another thread held at the fork would never be released in the child.
+            # After a fork, a lock that another thread held would never be released in the child.
             raise OSError(f"the packages start {threads - 1} threads when they are imported")
 
     def before_fork(self) -> None:
-        """Make the next forked process the first process of its own pid namespace."""
+        """Make the next forked process the first process of a new pid namespace."""
         if self.unsafe:
             self.folder = tempfile.mkdtemp(prefix="assay-sandbox-", dir=self.settings["temporary"])
             return
@@ -149,7 +149,9 @@ class Isolation:
             shutil.rmtree(folder, ignore_errors=True)
 
     def enter(self, execute: bool = False) -> Callable[[dict[str, Any]], None]:
-        """Isolate this forked process. Return `confine`, which the process calls later.
+        """Isolate this forked process.
+
+        Return the function `confine`, which the process calls later.
 
         execute: whether the process may execute programs, also programs in its own folder.
         """
@@ -173,8 +175,8 @@ class Isolation:
         os.mkdir("/tmp/work")
         os.chdir("/tmp/work")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        # The process is made not dumpable,
-        # so that the host's core dump handler gets no core dump of it.
+        # The process is made not dumpable, so that the host's core dump handler gets no core dump
+        # of it.
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         # The death signal is set again, because a change of user clears it (prctl(2)).
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -186,7 +188,7 @@ class Isolation:
         """Set the limits of one submission and install the system call filter."""
         size = os.fstat(0).st_size
         if limits["stdin"] and not self.unsafe and size <= limits["file_bytes"] // 2:
-            # /dev/stdin is a link to this file, because the new root has no /proc/self/fd.
+            # /dev/stdin is a link to this file, because the sandbox's root has no /proc/self/fd.
             with open("/tmp/.stdin", "wb") as file:
                 file.write(os.pread(0, size, 0))
         # Run-time systems such as Go's and Java's reserve far more address space than they use.
@@ -228,7 +230,7 @@ def readable_folders() -> list[str]:
 
 
 def build_root(folders: list[str], packages: list[str], toolchain: list[str]) -> None:
-    """Create a small read-only root with ``folders``, four devices, and an empty /tmp.
+    """Create a small read-only root with the folders ``folders``, four devices, and an empty /tmp.
 
     packages: files and folders that become visible below the folder `PACKAGES`.
     toolchain: folders of compilers, and links to these folders.

@@ -117,17 +117,17 @@ def landlock(version: int, writable: str, execute: bool = False) -> None:
     """Allow reading everywhere, and writing only below the folder ``writable``.
 
     version: result of `landlock_version`.
-    execute: also allow the execution of readable files.
+    execute: whether readable files may also be executed.
     """
     # The first Landlock version has 13 access rights.
     # Landlock versions 2, 3 and 5 add one access right each.
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         rights |= (1 << bit) if version >= since else 0
-    # Version 4 adds rights for bind and connect.
-    # No Landlock rule grants the rights for bind and connect, so both calls fail.
+    # Landlock version 4 adds rights for bind and connect.
+    # No Landlock rule grants the rights that bind and connect need, so both calls fail.
     network = 0b11 if version >= 4 else 0
-    # Version 6 adds scopes: no abstract sockets and no signals outside this domain.
+    # Landlock version 6 adds scopes: no abstract sockets and no signals outside this domain.
     scopes = 0b11 if version >= 6 else 0
     attributes = struct.pack("<QQQ", rights, network, scopes)
     size = 24 if version >= 6 else 16 if version >= 4 else 8

@@ -17,14 +17,17 @@ class SandboxUnavailable(VerifierError):
 
 
 class SandboxTrouble(AssayError, RuntimeError):
-    """Raised if the sandbox itself fails, and not the submission. The completion is not judged."""
+    """Raised if the sandbox itself fails, rather than the submission.
+
+    The completion is not judged.
+    """
 
 
 class SubmissionError(Exception):
     """Raised by an ``on_call`` function to raise an exception in the process that sent the request.
 
-    names: names of the exception's class and its bases, up to a built-in class. printed: text for
-    the process that sent the request to print.
+    names: names of the exception's class and of its base classes, up to a built-in class. printed:
+    text for the process that sent the request to print.
     """
 
     def __init__(self, names: tuple[str, ...], text: str = "", printed: str = "") -> None:
@@ -57,17 +60,17 @@ class Outcome:
       has the names of the exception's class and of its base classes.
     - ``compile_error``: the source does not compile.
     - ``timeout``: the process reached its CPU time limit, or was idle for too long.
-    The list item before the change decides whether a path with a selector matches.
+    - ``memory``: the code raised MemoryError, or the kernel killed the process for its memory.
     - ``output``: the process wrote more bytes than its limit allows.
     - ``died``: the process ended, or sent invalid data.
     - ``unsupported``: the value cannot be sent, because it is too large or too deep.
 
-    value: plain data, or a Handle.
-    args_after, kwargs_after: the arguments after the call. Both fields are None if no argument is
-        mutable.
+    value: the returned value, as plain data or a Handle.
+    args_after, kwargs_after: the arguments as they are after the call. Both fields, args_after and
+        kwargs_after, are None if no argument is mutable.
     stdout, stderr: output during the request, truncated at the limit.
     cpu_seconds, wall_seconds: seconds of the request.
-    alive: the process can take another request.
+    alive: whether the process can take another request.
     """
 
     status: Status

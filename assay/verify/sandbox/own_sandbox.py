@@ -17,8 +17,8 @@ from assay.verify.sandbox.toolchain import FOLDERS
 class OwnSandbox:
     """The sandbox of this process for one verifier: started at its first use, closed at exit.
 
-    folders: returns the folders that commands may read besides `FOLDERS`. lock: held by a caller
-    while it uses the sandbox.
+    folders: function that returns the folders which commands may read besides `FOLDERS`. lock: lock
+    that a caller holds while it uses the sandbox.
     """
 
     def __init__(self, folders: Callable[[], Sequence[str]]) -> None:
@@ -38,7 +38,7 @@ class OwnSandbox:
         return self._opened[key]
 
     def close(self) -> None:
-        """Close the sandbox, if this process has one. The next use starts another."""
+        """Close the sandbox if this process has started one. The next use starts another."""
         sandbox = self._opened.pop(os.getpid(), None)
         if sandbox is not None:
             with suppress(Exception):

@@ -18,13 +18,13 @@ ACCEPTED = "names of installed packages, such as numpy"
 
 @dataclass(frozen=True)
 class Packages:
-    """Packages for a sandbox, with the packages that they depend on.
+    """Third-party packages for a sandbox, with the packages that they depend on.
 
     names: import names that programs may use, dependencies included.
     listed: import names of the packages that the user listed.
     versions: (distribution, version) of each package, sorted.
     entries: files and folders to make visible, as absolute paths.
-    missing: listed packages that are not installed.
+    missing: packages that are listed but not installed.
     """
 
     names: tuple[str, ...] = ()
@@ -78,10 +78,9 @@ def are_packages(value: Any) -> bool:
 
 
 def check_packages(names: Sequence[str], where: str) -> None:
-    """Raise VerifierError for a name that is probably a mistake.
+    """Raise VerifierError for a package name that is probably a mistake.
 
-    A package that is not installed is accepted, because rows that do not need the package can be
-    judged.
+    A package that is not installed is accepted, because rows that do not need it can be judged.
     """
     for name in names:
         if name in sys.stdlib_module_names:
@@ -102,14 +101,15 @@ def not_installed(names: Iterable[str]) -> str:
 
 
 def _add(distribution: Any, chosen: dict[str, Any]) -> None:
-    """Add a distribution and its installed requirements."""
+    """Add a distribution and the installed packages that it requires."""
     key = _key(distribution.metadata["Name"])
     if key in chosen:
         return
     chosen[key] = distribution
     for line in distribution.requires or ():
-        # Extras are optional, so their requirements are not part of the package.
-        # Markers need no check, because a requirement of another platform is not installed.
+        # Optional extras of a distribution are skipped, because they are not part of the package.
+        # Environment markers need no check, because a requirement of another platform is not
+        # installed.
         name, _, marker = line.partition(";")
         match = NAME.match(name.strip())
         needed = None if match is None or "extra" in marker else _distribution(match[0])
@@ -137,7 +137,7 @@ def _entries(distribution: Any) -> list[str]:
     kept = sorted(part for part in parts if not part.endswith((".pth", ".egg-link")))
     paths = [distribution.locate_file(part) for part in kept]
     info = (".dist-info", ".egg-info")
-    # An editable installation lists only metadata, because its code is in another folder.
+    # An editable installation lists only metadata, because the package's code is in another folder.
     if all(part.endswith(info) for part in kept):
         return []
     return [str(path.resolve()) for path in paths if path.exists()]

@@ -1,7 +1,8 @@
 """Test the isolation from inside, as the first program of a sandbox.
 
-Kernel versions and capabilities do not show what a host really allows. The program `PROGRAM` tries
-to break each isolation measure, and prints the names of the broken measures.
+The probe is needed because kernel versions and capabilities do not show what a host really allows.
+The program `PROGRAM` tries to break each isolation measure, and prints the names of the broken
+measures.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from assay.verify.sandbox.outcome import Outcome
 MEMORY_MIB = 64
 LIMITS = Limits(cpu_seconds=10.0, memory_mib=MEMORY_MIB, output_kib=16, processes=4)
 
-# `tries` maps each measure to an attempt to break it.
-# An isolation measure is unbroken if its attempt raises or returns a false value.
+# The dict `tries` maps each isolation measure to an attempt to break it.
+# An isolation measure counts as unbroken if the attempt to break it raises or returns a false
+# value.
 PROGRAM = r"""
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)

@@ -15,7 +15,7 @@ from assay.verify.sandbox.codec import MAX_BYTES, U32
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 # Maximum number of seconds between two checks of the clocks.
 POLL_SECONDS = 0.1
-# Shorter idle intervals do not count, because waking up a process takes time.
+# Short idle intervals do not count, because waking up a process takes time.
 MIN_IDLE_SECONDS = 0.01
 # Maximum bytes of output that are read per process: two streams of 16 MiB (FILE_BYTES).
 MAX_OUTPUT = 32 * 2**20
@@ -24,9 +24,9 @@ MAX_OUTPUT = 32 * 2**20
 class Ended(Exception):
     """The sandboxed process has ended or must end.
 
-    ``status`` and ``text`` become fields of the Outcome.
+    The arguments ``status`` and ``text`` become fields of the Outcome.
 
-    by_itself: the worker did not kill the process, so its wait status has the reason.
+    by_itself: whether the process ended by itself, so that its wait status has the reason.
     """
 
     def __init__(self, status: str, text: str, by_itself: bool = False) -> None:
@@ -38,7 +38,8 @@ class Process:
     """A forked process.
 
     number: pid of the process in the zygote's namespace.
-    pidfd: descriptor of the process in the worker. `pid` is its pid in the worker's namespace.
+    pidfd: descriptor of the process in the worker. The attribute `pid` is the process's pid in the
+        worker's namespace.
     channel: socket to the process.
     output: descriptors of the files with its standard output and standard error.
     """
@@ -82,7 +83,8 @@ class Process:
     def begin(
         self, cpu_seconds: float, idle_seconds: float, output_bytes: int, used: float = 0.0
     ) -> None:
-        """Start the account of one request. used: CPU seconds of the process before the request."""
+        """Start the time account of one request. used: CPU seconds of the process before the
+        request."""
         self.cpu_start, self.cpu_limit = used, cpu_seconds
         self.idle_limit, self.output_limit = idle_seconds, output_bytes
         self.resume()
@@ -90,7 +92,7 @@ class Process:
     def resume(self) -> None:
         """Start an interval.
 
-        The worker, not the process, is charged for the time before the interval.
+        The time before the current interval is charged to the worker, not to the process.
         """
         self.mark = (time.monotonic(), self.cpu())
         self.next_look = self.mark[0] + self.pause()
@@ -108,7 +110,8 @@ class Process:
             return
         before, self.waited = sum(self.waited), [self._waited(), _waited_here()]
         quiet -= max(0.0, sum(self.waited) - before)
-        # The machine may have been suspended, so an interval counts at most two regular pauses.
+        # The machine may have been suspended, so an interval is counted as at most two regular
+        # pauses.
         self.idle += min(max(0.0, quiet), 2 * POLL_SECONDS)
 
     def check_idle(self) -> None:
@@ -124,7 +127,7 @@ class Process:
             return 0.0
 
     def look(self) -> None:
-        """Check the limits if a check is due. Raises Ended."""
+        """Check the limits of the process if a check is due. Raises Ended."""
         # The limits are also checked while data arrives: otherwise a process could avoid the checks
         # by writing.
         if time.monotonic() >= self.next_look:
@@ -150,7 +153,7 @@ class Process:
     def pause(self) -> float:
         """Return the number of seconds until the next limit check.
 
-        The pause before the next check is short when the process is near its CPU limit.
+        The pause before the next check is short if the process is near its limit of CPU time.
         """
         # Near its limit, a process could exceed the limit by a whole pause between two checks.
         left = self.cpu_limit - (self.cpu() - self.cpu_start)
@@ -179,7 +182,8 @@ class Process:
             self.look()
             if len(self.buffer) >= 4:
                 size = U32.unpack(bytes(self.buffer[:4]))[0]
-                # The submission can write any length, and could fill the worker's memory.
+                # The length is limited, because the submission can write any length and could fill
+                # the worker's memory.
                 if size > MAX_BYTES:
                     raise Ended("died", "it sent invalid data")
                 if len(self.buffer) >= size + 4:
@@ -192,7 +196,10 @@ class Process:
                 self.wait(select.POLLIN)
 
     def read(self) -> bool:
-        """Read the data that has arrived. Return False if no data from the process has arrived."""
+        """Read the data that the process has sent so far.
+
+        Return False if no data from the process has arrived.
+        """
         if self.at_end:
             return False
         try:
@@ -206,13 +213,14 @@ class Process:
         return bool(chunk)
 
     def wait(self, events: int) -> None:
-        """Wait until the channel is ready or the process ends, at most until the next check."""
+        """Wait until the channel is ready or the process ends, but no longer than until the next
+        check."""
         if not self.at_end:
             self.poller.register(self.channel, events)
         ready = dict(self.poller.poll(1000 * self.pause()))
         if not self.at_end:
             self.poller.unregister(self.channel)
-        # The last data of an ended process is read before its end counts.
+        # The last data of an ended process is read before the end of the process is reported.
         if self.pidfd in ready and not self.read():
             raise self.end()
 
@@ -221,7 +229,7 @@ class Process:
         return not self.buffer and not self.read() and not self.at_end
 
     def end(self) -> Ended:
-        """Return the exception for a process that ended by itself."""
+        """Return the exception that describes why a process ended by itself."""
         return Ended("died", "its process ended", by_itself=True)
 
     # Output.
@@ -244,7 +252,8 @@ class Process:
     def kill(self) -> None:
         """Kill the process and its namespace, and wait until it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            # Sent by descriptor, because the kernel can have given the pid to another process.
+            # The signal is sent by file descriptor, because the kernel can have given the pid to
+            # another process.
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         waiter = select.poll()
         waiter.register(self.pidfd, select.POLLIN)
@@ -258,7 +267,7 @@ class Process:
 
 
 def _pid_here(pidfd: int) -> int:
-    """Return the pid of a pidfd's process in the namespace of this process."""
+    """Return the pid that a pidfd's process has in the namespace of the calling process."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line[4:]) for line in file if line.startswith("Pid:"))
 
@@ -278,20 +287,21 @@ def _waited_here() -> float:
 
 def _cpu_clock(pid: int) -> int:
     """Return the id of a process's CPU clock, which counts all its threads."""
-    # The kernel's encoding of the clock id. Python lacks clock_getcpuclockid(3).
+    # The clock id is computed as the kernel encodes it. Python lacks clock_getcpuclockid(3).
     return (~pid << 3) | 2
 
 
 def memory_file(name: str, data: bytes | None = None) -> int:
-    """Return a descriptor of an anonymous file in memory.
+    """Return the descriptor of an anonymous in-memory file.
 
-    data: content that nobody can change. The value None provides an empty writable file.
+    data: content of the file, which no process can change. The value None provides an empty
+        writable file.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     if data is not None:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        # The file is sealed, so that no process can change the content that another reads.
+        # The file is sealed, so that no process can change content that another process reads.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     return descriptor

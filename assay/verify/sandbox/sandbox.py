@@ -1,4 +1,4 @@
-"""Maximum number of nested values in a JSON answer."""
+"""The worker's side of the sandbox: one zygote, and sessions forked from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PRELOAD = """
 PRELOAD = tuple(_PRELOAD.split())
 FILE_BYTES = 16 * 2**20
 ENVIRONMENT = {
-    # Hashes of strings decide the order of sets, which a program can print.
+    # Hashes of strings decide the order of sets, and a program can print a set.
     "PYTHONHASHSEED": "0",
     "LANG": "C.UTF-8",
     "LC_ALL": "C.UTF-8",
@@ -69,11 +69,11 @@ class Sandbox:
     toolchain: folders that commands may read and execute from (`toolchain.execute`).
     facts: description of the isolation.
 
-    `Limits` has the limits of a process. ``cpu_seconds`` and ``output_kib`` (per stream, up to 16
-    MiB) apply to each request. ``seconds`` limits the total idle time of a process. A process is
-    idle while it neither runs nor waits for a processor or for the worker. ``memory_mib`` limits
-    the address space of a process in addition to the interpreter's. ``processes`` limits its
-    threads.
+    The class `Limits` has the resource limits of a process. ``cpu_seconds`` and ``output_kib`` (per
+    stream, up to 16 MiB) apply to each request. ``seconds`` limits the total idle time of a
+    process. A process is idle while it neither runs nor waits for a processor or for the worker.
+    ``memory_mib`` limits the address space of a process, in addition to the interpreter's own
+    address space. ``processes`` limits its threads.
 
     Raises SandboxUnavailable.
     """
@@ -142,7 +142,8 @@ class Sandbox:
     def _probe(self) -> None:
         """Try to break the isolation from inside, once per worker process and set of packages."""
         key = (os.getpid(), os.geteuid(), self.packages)
-        # The probe would report the folders of a toolchain as visible files of the host.
+        # The probe runs without the toolchain, because it would report the toolchain's folders as
+        # visible files of the host.
         # The isolation of commands has tests of its own, which try to break the isolation.
         if self.unsafe or self.toolchain or key in _probed:
             return
@@ -150,7 +151,7 @@ class Sandbox:
         if wrong:
             self.close()
             raise SandboxUnavailable(message("sandbox", wrong, ACCEPTED, REMEDY))
-        # The probe takes a part of a second, so it is not repeated in the same process.
+        # The probe takes a fraction of a second, so it is not repeated in the same process.
         _probed.add(key)
 
     def __enter__(self) -> Sandbox:
@@ -160,8 +161,8 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """End the zygote and all processes forked from it."""
-        # The zygote ends when it reads the end of this socket, and its namespace ends with it.
+        """End the zygote and all processes that were forked from it."""
+        # The zygote ends when it reads the end of this socket, and its pid namespace ends with it.
         self.control.close()
         if self.zygote is None:
             return
@@ -181,7 +182,7 @@ class Sandbox:
         session = self._session(limits, stdin.encode("utf-8", "surrogatepass"), None)
         with session:
             outcome = session.request(("run", self._settings(session, True), source))
-            # The script called os._exit(0), so no reply was sent.
+            # The script called os._exit(0), so the process sent no reply.
             if outcome.status == "died" and session.wait_status == 0:
                 return dataclasses.replace(outcome, status="ok", error="")
         return outcome
@@ -221,7 +222,7 @@ class Sandbox:
     def _session(self, limits: Limits, stdin: bytes, on_call: OnCall | None) -> Session:
         process = self.fork(stdin)
         # RLIMIT_CPU ends the process if the worker is gone.
-        # RLIMIT_CPU is only a last resort, because each request has a far lower CPU limit.
+        # RLIMIT_CPU is only a last resort, because each request has a far lower limit of CPU time.
         total = int(max(60, 200 * (limits.cpu_seconds or CPU_SECONDS)))
         return Session(process, next(_origins), limits, total, self.reap, on_call)
 

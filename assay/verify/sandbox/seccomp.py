@@ -1,8 +1,8 @@
 """The system call filter for submissions (seccomp, classic BPF, assembled here).
 
-ALLOWED calls are permitted, and CHECKED calls are permitted for some arguments. The calls in
-REFUSED fail with EPERM ("not permitted"). All other calls, including newer ones, fail with ENOSYS
-("does not exist"), so that a C library falls back to older calls. The tables are in
+Calls in ALLOWED are permitted, and calls in CHECKED are permitted for some arguments. The calls in
+REFUSED fail with EPERM ("not permitted"). All other system calls, including newer ones, fail with
+ENOSYS ("does not exist"), so that a C library falls back to older calls. The tables are in
 ``system_calls.txt``. The zygote loads this file without the package, so it imports the standard
 library only.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _TEXT = Path(__file__).with_name("system_calls.txt").read_text(encoding="ascii")
 ALLOWED, REFUSED, CHECKED = (part.partition("\n")[2] for part in _TEXT.split("# ")[1:])
-# (column of the table, AUDIT_ARCH constant) by architecture.
+# Values are (column of the table, AUDIT_ARCH constant) by architecture.
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -25,19 +25,20 @@ OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
 X32_BIT = 0x40000000
 
 CLONE_THREAD = 0x00010000
-# All flags of clone that create a namespace.
+# All flags of the system call clone that create a namespace.
 CLONE_NEW = 0x7E020080
 AF_UNIX, SOCK_STREAM = 1, 1
 # Permitted ioctl requests: TCGETS FIONREAD FIONBIO FIONCLEX FIOCLEX.
 IOCTLS = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)
 # Permitted fcntl commands: duplicate, flags, pipe size. Locks would use kernel memory.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
-# Permitted prctl options: thread names and queries, but not the death signal or dumpable.
+# prctl options that a submission may use: thread names and queries, but not the death signal or
+# dumpable.
 PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 
-# A BPF instruction: (code, jump if true, jump if false, constant).
+# A BPF instruction is a tuple (code, jump if true, jump if false, constant).
 Instruction = tuple[int, int, int, int]
 
 
@@ -68,7 +69,7 @@ def one_of(index: int, values: tuple[int, ...], otherwise: int) -> list[Instruct
 
 
 def checks(processes: bool = False) -> dict[str, list[Instruction]]:
-    """Return the instructions for the arguments of each CHECKED call.
+    """Return seccomp instructions that check the arguments of each call in CHECKED.
 
     processes: clone may also create processes, in the same namespaces.
     """
@@ -83,7 +84,7 @@ def checks(processes: bool = False) -> dict[str, list[Instruction]]:
             refuse(eperm),
         ],
         # Event loops wake themselves up through a socket pair of AF_UNIX.
-        # All other sockets are refused, because they could reach other processes.
+        # All other types of sockets are refused, because they could reach other processes.
         "socketpair": [
             argument(0),
             (EQUAL, 1, 0, AF_UNIX),
@@ -106,7 +107,7 @@ def program(
 ) -> list[Instruction]:
     """Return the filter's instructions for an architecture in `MACHINES`.
 
-    more: names of REFUSED calls that this filter allows.
+    more: names of calls in REFUSED that this filter allows.
     processes: see `checks`.
 
     The instructions are a binary search over the call numbers, because the kernel runs the filter
@@ -120,7 +121,7 @@ def program(
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, OFFSET_NR),
     ]
-    # The x32 interface sets a high bit in the numbers, which would escape the search.
+    # The x32 interface sets a high bit in the call numbers, which would escape the search.
     if machine == "x86_64":
         steps += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
     actions: dict[int, list[Instruction]] = {}
@@ -136,7 +137,8 @@ def program(
 
 
 def segments(actions: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
-    """Return (first number, action) of each run of consecutive numbers with the same action."""
+    """Return (first number, action) of each range of consecutive call numbers with the same
+    action."""
     unknown = [refuse(errno.ENOSYS)]
     found: list[tuple[int, list[Instruction]]] = []
     for number in range(max(actions) + 2):

@@ -14,16 +14,16 @@ from assay.verify.sandbox.outcome import Answer, Outcome, SandboxTrouble, Submis
 from assay.verify.sandbox.process import Ended, Process
 from assay.verify.sandbox.values import Handle, Malformed, Unsupported, are_names
 
-# Defaults for the fields of `Limits` that a caller leaves None.
+# Default values for the fields of `Limits` that a caller leaves None.
 CPU_SECONDS = 2.0
 MEMORY_MIB = 256
 OUTPUT_KIB = 256
 PROCESSES = 16
 # Limits for an isolated process that runs a submission.
-# A process above a limit is a failure of the sandbox.
+# If a process exceeds one of these limits, the sandbox has failed.
 START_CPU_SECONDS = 30.0
 START_IDLE_SECONDS = 60.0
-# Maximum number of values in all replies of one session.
+# Maximum number of values in all replies of a session together.
 MAX_DECODED = 1_000_000
 # Maximum CPU seconds of the worker for decoding a session's replies.
 # A session normally reaches MAX_DECODED long before this limit.
@@ -38,10 +38,10 @@ OnCall = Callable[[str, Any, tuple[Any, ...], dict[str, Any]], Any]
 class Session:
     """A loaded module in its own process, made by ``Sandbox.load``. A context manager.
 
-    loaded: the Outcome of executing the module. Later requests to an ended process have the status
+    loaded: the Outcome of loading the module. Later requests to an ended process have the status
         ``died``.
-    decoded: number of values decoded so far. The number is limited, because decoding uses the
-        worker's time.
+    decoded: number of values that the session has decoded so far. The number of decoded values is
+        limited, because decoding uses the worker's time.
     """
 
     loaded: Outcome
@@ -56,7 +56,7 @@ class Session:
         on_call: OnCall | None,
     ) -> None:
         self.process, self.origin, self.limits = process, origin, limits
-        # CPU seconds of all requests together, at which the kernel ends the process.
+        # CPU seconds of all requests together after which the kernel ends the process.
         self.total_cpu = total_cpu
         self.on_call, self._reap = on_call, reap
         # Handles that were sent to this process and refer to objects of the other process.
@@ -64,11 +64,12 @@ class Session:
         # Nonce of the current request; the reply must repeat the nonce.
         self.nonce = b""
         self.ended: str | None = None
-        # Wait status of the ended process. None while the process runs.
+        # Wait status of the process after its end. None while the process runs.
         self.wait_status: int | None = None
         self.closed = False
-        # CPU seconds at the end of the last request.
-        # Threads can run between requests, so the next request starts its account here.
+        # CPU seconds that the process had used at the end of the last request.
+        # Threads of the process can run between requests, so the next request starts its account
+        # here.
         self.settled = 0.0
         self.reading = 0.0
         # Whether no request was sent so far.
@@ -137,7 +138,7 @@ class Session:
         except Ended as ended:
             end = ended
             self.process.kill()
-        except BaseException:  # `on_call` raised, so the checker itself failed
+        except BaseException:  # The function `on_call` raised, so the checker itself failed.
             self.close()
             raise
         after = self.settled = self.process.cpu()
@@ -157,7 +158,7 @@ class Session:
     def ask(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
         """Call a function of the process while the process waits for a reply to its own request.
 
-        Raises SubmissionError if the call raises.
+        Raises SubmissionError if the submission's call raises.
         """
         message = ("call", target, args, kwargs)
         data = self.encode(("ask", *message))
@@ -170,7 +171,7 @@ class Session:
         return Answer(fields["value"], fields["args_after"], fields["kwargs_after"])
 
     def _reason_of_end(self, end: Ended, used: float) -> dict[str, Any]:
-        """Return the fields of an Outcome for an ended process.
+        """Return the fields of an Outcome that describes an ended process.
 
         If the process ended by itself, the kernel's wait status gives the reason.
         """
@@ -192,7 +193,7 @@ class Session:
         return {"status": "died", "error": f"its process ended by {name}"}
 
     def _begin(self, data: bytes, limits: Limits) -> None:
-        """Send a request and start its accounts of time."""
+        """Send a request and start the time accounts of the request."""
         process = self.process
         if self.fresh:
             process.begin(START_CPU_SECONDS, START_IDLE_SECONDS, 2**20)
@@ -211,10 +212,11 @@ class Session:
         self.fresh = False
 
     def _start(self, data: bytes) -> float:
-        """Send the first request and return the CPU seconds of the isolation.
+        """Send the first request to the process, and return the CPU seconds that the isolation
+        took.
 
-        The process reports these seconds before it reads the code to execute. Raises
-        SandboxTrouble.
+        The process reports the CPU seconds of the isolation before it reads the code to execute.
+        Raises SandboxTrouble.
         """
         trouble = OUT_OF_TURN
         try:
@@ -229,12 +231,12 @@ class Session:
         raise SandboxTrouble(f"the sandbox did not start a process: {trouble}")
 
     def _replied(self, message: tuple[Any, ...]) -> dict[str, Any]:
-        """Answer the process's own requests until its reply arrives.
+        """Answer the process's own requests until the reply to this request arrives.
 
-        Return the fields of an Outcome.
+        Return the reply's content as the fields of an Outcome.
         """
         # Whether the process sent more data before its last request was answered.
-        # A process that sends data before the answer to its request does not follow the protocol.
+        # A process that sends data before the answer to its request violates the protocol.
         ahead = False
         while True:
             reply = self.decode(self.process.receive())
@@ -293,7 +295,8 @@ class Session:
         return value
 
     def _received(self, handle: Handle) -> Handle:
-        """Return a received handle, which must name an object of the process or one sent to it."""
+        """Return a received handle; the handle must name an object of the process or an object sent
+        to it."""
         if handle.origin != self.origin and self.foreign[handle.key].kind != handle.kind:
             raise KeyError(handle.key)
         return handle

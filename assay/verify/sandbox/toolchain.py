@@ -2,8 +2,8 @@
 
 Commands have the same limits as Python programs. The CPU time of all processes of a command is
 added up. Idle time, in which the processes neither run nor wait for a processor, is limited too.
-The load of the machine therefore does not change a result. The memory limit applies to the writable
-data of each process.
+The machine's load therefore does not change the result of a command. The memory limit applies to
+the writable data of each process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Command:
     """A command and its files, which appear in its working folder.
 
     kept: suffixes of the files to return.
-    processes: the command may start other processes.
+    processes: whether the command may start other processes.
     """
 
     arguments: tuple[str, ...]
@@ -160,7 +160,7 @@ def _times(pid: int) -> tuple[float, float]:
                 delay = Path(f"/proc/{child}/task/{thread}/schedstat").read_text().split()[1]
                 waited += int(delay) * 1e-9
         except (OSError, ValueError, IndexError):
-            # The process has ended meanwhile, and the final report includes its CPU seconds.
+            # The process has ended in the meantime, and the final report includes its CPU seconds.
             continue
         more = _times(child)
         used, waited = used + more[0], waited + more[1]
@@ -178,7 +178,7 @@ def _ran(report: bytes, why: str, cpu_limit: float, memory_mib: int, stderr: str
     if not report:
         return Ran("timeout", why)
     status, seconds, peak_kib, _ = REPORT.unpack_from(report)
-    # Safe to unmarshal: `commands` wrote the data, and the command cannot access the channel.
+    # Unmarshalling is safe: `commands` wrote the data, and the command cannot access the channel.
     files = marshal.loads(report[REPORT.size :])
     if seconds > cpu_limit:
         return Ran("timeout", f"more than {cpu_limit:g} s of CPU time", cpu_seconds=seconds)

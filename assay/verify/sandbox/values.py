@@ -16,10 +16,11 @@ from typing import Any, cast
 
 # Maximum number of class names per handle or error, bases included.
 MAX_NAMES = 32
-# Maximum bytes of a Fraction's numerator or denominator. Reducing a Fraction takes quadratic time.
+# Maximum number of bytes of a Fraction's numerator or denominator.
+# Reducing a Fraction takes quadratic time.
 MAX_FRACTION_BYTES = 2**9
-# Maximum exponent of a Decimal,
-# which is limited because 1e20000 has 20,001 digits as an int.
+# Maximum exponent of a Decimal.
+# The exponent is limited because 1e20000 has 20,001 digits as an int.
 MAX_EXPONENT = 20_000
 # Maximum number of digits of a Decimal.
 MAX_DIGITS = 20_000
@@ -56,15 +57,16 @@ class Unsupported(ValueError):
 class Handle:
     """Identifies an object in a sandboxed process.
 
-    origin: number of the object's session.
+    origin: number of the session that holds the object.
     id: number of the object in its session.
-    kind: one of `KINDS`. ``data`` is an object of a class that both processes have. If the class is
-        known in both processes, a handle is sent with `state`, the object's attributes.
-    names: names of the object's class and bases. A function has its own name only. The names of a
-        class are its own name and the names of its base classes. The last name of an exception
-        class is a built-in class.
-    hash: the object's hash. None: the object is not hashable, or is data whose class defines no
-        hash.
+    kind: one of `KINDS`. The kind ``data`` marks an object of a class that both processes have. If
+        the class is known in both processes, a handle is sent with `state`, the object's
+        attributes.
+    names: names of the object's class and of its base classes. The only name of a function is its
+        own name. The names of a class are its own name and the names of its base classes. In the
+        names of an exception class, the last name is a built-in class.
+    hash: the object's hash. Returns None if the object is not hashable, or is data whose class
+        defines no hash.
     """
 
     __slots__ = ("hash", "id", "kind", "names", "origin", "state")
@@ -92,7 +94,7 @@ class Handle:
 class Iterator:
     """The first items that an iterator of the submission returned.
 
-    complete: the iterator had no further items.
+    complete: whether the iterator had no further items.
 
     Instances are iterators, so that tests can loop over them or call next().
     """
@@ -119,7 +121,7 @@ class Iterator:
 class Record(tuple[Any, ...]):
     """A namedtuple of the submission.
 
-    A Record equals the plain tuple, and its fields are attributes.
+    A Record equals a plain tuple with the same items, and its fields are attributes.
     """
 
     _fields: tuple[str, ...]

@@ -36,12 +36,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Name of the package under which the sibling files are loaded.
+# Name of the package under which the zygote loads its sibling files.
 PACKAGE = "inside"
 SIBLINGS = ("values", "codec", "arrays", "kernel", "seccomp", "isolation", "agent", "commands")
 # Modules that need shared libraries of the host, which are missing in the sandbox's root.
 LIBRARIES = ("zlib", "_bz2", "_lzma", "_hashlib", "_sqlite3", "_uuid")
-# Shared libraries of the host that packages may be linked with (PEP 600).
+# Shared libraries of the host with which packages may be linked (PEP 600).
 # The zygote loads these libraries before the new root hides their files.
 HOST_LIBRARIES = """
     libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2 libgcc_s.so.1
@@ -73,7 +73,7 @@ def add_site_names() -> None:
     """Add exit() and quit(), which scripts call and which the module `site` defines."""
     import site
 
-    # The interpreter runs with -S, so `site` has not run.
+    # The interpreter runs with -S, so the module `site` has not run.
     site.setquit()
     site.setcopyright()
     site.sethelper()
@@ -82,10 +82,11 @@ def add_site_names() -> None:
 def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str) -> None:
     """Import the packages that submissions may use, so that forked processes have them loaded.
 
-    folder: folder that contains only these packages. "": the packages are in site-packages.
+    folder: folder that contains only the importable packages. The empty string means that the
+        packages are in site-packages.
     """
     if folder:
-        # Appended to the path, because a package must not replace a standard module.
+        # The folder is appended to the path, because a package must not replace a standard module.
         sys.path.append(folder)
     else:
         sys.meta_path.append(Listed(settings["packages"], settings["entries"]))
@@ -102,7 +103,8 @@ def add_packages(settings: dict[str, Any], modules: dict[str, Any], folder: str)
 
 
 class Listed:
-    """Importer that finds only the listed packages, in folders that contain other packages too."""
+    """Importer that finds only the listed packages, even if their folders contain other
+    packages."""
 
     def __init__(self, names: list[str], entries: list[str]) -> None:
         self.names = frozenset(names)
@@ -119,7 +121,8 @@ def load_host_libraries() -> None:
     import ctypes
 
     for name in HOST_LIBRARIES.split():
-        # If a package needs a missing library, its import fails later with a clear message.
+        # If a package needs a missing shared library, the package's import fails later with a clear
+        # message.
         with suppress(OSError):
             ctypes.CDLL(name)
 
@@ -127,10 +130,10 @@ def load_host_libraries() -> None:
 def child(
     channel: int, streams: list[int], agent: Any, isolation: Any, commands: Any = None
 ) -> None:
-    """Become the process of one submission. Never returns.
+    """Turn the forked child into the process of one submission. Never returns.
 
     streams: descriptors of stdin, stdout and stderr.
-    agent, commands: the modules. commands is None unless this process executes a command.
+    agent, commands: the modules. commands is None unless this process is to execute a command.
     """
     if commands is None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -159,7 +162,7 @@ def serve(control: socket.socket, agent: Any, isolation: Any, commands: Any) -> 
                 try:
                     executes = commands if verb == "execute" else None
                     child(descriptors[0], descriptors[1:], agent, isolation, executes)
-                except BaseException as error:  # the forked interpreter can raise anything
+                except BaseException as error:  # The forked interpreter can raise any exception.
                     os.write(descriptors[3], f"{type(error).__name__}: {error}".encode())
                 finally:
                     os._exit(71)
@@ -194,8 +197,8 @@ def main() -> None:
 
     sys.modules[PACKAGE] = types.ModuleType(PACKAGE)
     modules = {name: load(name) for name in SIBLINGS}
-    # Sets of objects are iterated in an order that depends on the objects' addresses.
-    # For equal results, the zygote starts again with fixed addresses.
+    # Sets of objects are iterated in an order that depends on the objects' memory addresses.
+    # For equal results, the zygote starts again with fixed memory addresses.
     if modules["kernel"].same_addresses():
         os.execv(sys.executable, sys.orig_argv)
     isolation = modules["isolation"].Isolation(settings, ask)
@@ -215,7 +218,8 @@ def main() -> None:
         add_packages(settings, modules, isolation.packages)
     isolation.measure()
     gc.collect()
-    # The collector does not write to frozen objects, so forked processes share their pages.
+    # The garbage collector does not write to frozen objects, so forked processes share the objects'
+    # memory pages.
     gc.freeze()
     control.send(("facts " + json.dumps(facts)).encode())
     serve(control, modules["agent"], isolation, modules["commands"])
@@ -224,7 +228,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    # Third-party modules can raise any exception when they are imported.
-    except Exception as error:
-        # The worker reads the last line of standard error.
+    except Exception as error:  # Third-party modules can raise any exception.
+        # The worker reads the last line of the zygote's standard error.
         sys.exit(f"{type(error).__name__}: {error}")

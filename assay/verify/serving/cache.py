@@ -1,7 +1,7 @@
 """Cache of verdicts, keyed by every input of a verifier.
 
-Only verifiers with `Verifier.cached` use the cache. A part that was not judged is never cached, so
-its completion is judged again. A cached part has `seconds` 0.
+The cache is used only for verifiers with `Verifier.cached`. A part that was not judged is never
+cached, so its completion is judged again. The field `seconds` of a cached part is 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part
 from assay.verify.serving.configured import Configured, canonical, options_digest
 
-# Approximate bytes of a part and its key, without the part's texts and components.
+# Approximate number of bytes of a cached part and its key, without the part's texts and components.
 ENTRY_BYTES = 600
 COMPONENT_BYTES = 120
 
 
 class VerdictCache:
-    """Parts by key. The least recently used parts are removed above the limit. Not thread-safe."""
+    """Parts by key.
+
+    If the cache exceeds its limit, the least recently used parts are removed. Not thread-safe.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -31,14 +34,14 @@ class VerdictCache:
         return len(self._parts)
 
     def get(self, key: bytes) -> Part | None:
-        """Return a cached part with zero seconds, or None."""
+        """Return a cached part whose seconds are zero, or None if the part is not cached."""
         part = self._parts.get(key)
         if part is not None:
             self._parts.move_to_end(key)
         return part
 
     def put(self, key: bytes, part: Part) -> None:
-        """Store a part. A part that was not judged is not stored."""
+        """Store a part. A part that was not judged is not stored in the cache."""
         if part.value is None or key in self._parts:
             return
         self._parts[key] = replace(part, seconds=0.0)
@@ -58,8 +61,8 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
     """Return the prefix of the cache keys of a problem's completions for one verifier.
 
     Returns None if the verifier does not allow caching, or is inline and so faster than a cache.
-    Also returns None if the spec has values that are not plain. The key includes the prompt,
-    because some verifiers read the question.
+    The cache also returns None if the spec has values that are not plain. The key includes the
+    prompt, because some verifiers read the question.
     """
     if not one.verifier.cached or one.whole or one.verifier.executor == "inline":
         return None
@@ -73,11 +76,11 @@ def problem_key(one: Configured, problem: Problem) -> bytes | None:
 
 
 def completion_key(prefix: bytes, completion: Completion) -> bytes:
-    """Return the key of one completion, given the problem's prefix."""
+    """Return the cache key of a completion, given the problem's key prefix."""
     think = completion.think
     # Truncation and other think tags can change the verdict of an equal text.
     form = f"{think.mode}\0{think.open_tag}\0{think.close_tag}\0{completion.finish_reason}\0"
     form += f"{completion.said}\0" if completion.said else ""
-    # Rows of JSON can contain lone surrogates, which strict UTF-8 rejects.
+    # Rows from JSON can contain lone surrogates, which strict UTF-8 rejects.
     text = (form + completion.text).encode("utf-8", "surrogatepass")
     return hashlib.sha256(prefix + text).digest()

@@ -15,7 +15,7 @@ from assay.verify.base import Part, Verifier, as_part
 WHOLE_GROUP = -1
 # If this many consecutive calls fail in the same way, the rest of a batch is not judged.
 MAX_ALIKE = 8
-# Maximum number of a row's keys in a hint.
+# Maximum number of a row's keys that a hint lists.
 MAX_KEYS = 12
 NO_KEY = "this row has no key "
 """Start of a hint that the row lacks a key. The completion is then not at fault."""
@@ -28,7 +28,10 @@ ANY_ERROR: Errors = (BaseException,)
 
 
 class Row(dict[str, Any]):
-    """A row's keys for a verifier. `missed` is the last missing key that the verifier looked up."""
+    """The keys of a row as passed to a verifier.
+
+    The attribute `missed` is the last missing key that the verifier looked up.
+    """
 
     missed: object = None
 
@@ -46,9 +49,9 @@ def judge_unit(
 ) -> list[Part]:
     """Judge one completion of a group, or the whole group (`WHOLE_GROUP`), and return the parts.
 
-    sibling: index of the completion in the group.
+    sibling: index of the completion within its group.
     firsts: parts of the expression's first term, for verifiers that take verdicts.
-    errors: exceptions that become parts without a judgment.
+    errors: exceptions that become parts which are *not judged*.
     """
     problem, completions = group.problem, group.completions
     chosen = completions if sibling == WHOLE_GROUP else (completions[sibling],)
@@ -62,11 +65,11 @@ def judge_unit(
 
 
 def judge_batch(verifier: Verifier, units: Sequence[tuple[Group, int]]) -> list[Part]:
-    """Return one part per unit for a verifier that takes a batch.
+    """Return one part per unit for a verifier that judges a batch in one call.
 
     The units of a call can belong to different groups.
 
-    units: pairs of a group and the index of a completion. If the batch fails, each unit is judged
+    units: pairs of a group and the index of a completion. If a batch fails, each unit is judged
         alone, so that only the faulty unit is not judged. After `MAX_ALIKE` identical failures the
         remaining units are not judged.
     """
@@ -91,7 +94,7 @@ def _parts(
     errors: Errors,
     problem: Problem | None = None,
 ) -> list[Part]:
-    """Return the parts of one call.
+    """Return the verifier's parts for one call.
 
     If the call raises, return the same part for all completions.
     """
@@ -101,7 +104,7 @@ def _parts(
         if len(results) != count:
             raise ValueError(f"returned {len(results)} results for {count} completions")
     except errors as error:
-        # Any verifier can raise here, including a user's function.
+        # Any exception is caught, because any verifier can raise here, including a user's function.
         words = in_words(error) if problem is None else _explained(error, problem)
         return [Part.not_judged("error", words, _share(started, count))] * count
     seconds = _share(started, count)
@@ -113,7 +116,8 @@ def _within(part: Part, completion: Completion) -> Part:
     """Return the part, or a part that is *not judged* if a step ends outside the completion."""
     num_tokens = len(completion.tokens)
     for step in part.step_scores:
-        # A completion from a stored row has no tokens. Step ends are then character indices.
+        # Completions from stored rows have no tokens.
+        # For completions without tokens, step ends are character indices.
         if step.end < 0 or step.end >= num_tokens > 0:
             found = f"a step ends at token {step.end} of {num_tokens}"
             return replace(Part.not_judged("error", found), seconds=part.seconds)
@@ -125,7 +129,7 @@ def _share(started: float, count: int) -> float:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error's type and message."""
+    """Return the type and message of an exception."""
     # The `__str__` of an exception from foreign code may raise.
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
@@ -133,7 +137,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _explained(error: BaseException, problem: Problem) -> str:
-    """Return an error's message, the line of code that raised it, and a hint."""
+    """Return an exception's message, the line of code that raised the exception, and a hint."""
     words = in_words(error)
     with suppress(Exception):
         # The exception's own attributes may raise too.

@@ -1,9 +1,9 @@
 """A verifier with the options of a configuration.
 
-A worker describes a user's verifier in plain values, because user code never runs in this process.
-Options and rows are checked before a run. Values in ``[verification.options.NAME]`` are defaults
-for the keys of rows. A field with ``from_row=False`` is read only from the configuration. A row's
-key with the name of this field is metadata.
+A worker describes a user's verifier in plain values, because user code never runs in the service's
+process. Options and rows are checked before a run. Values in ``[verification.options.NAME]`` are
+defaults for keys that a row omits. A field with ``from_row=False`` is read only from the
+configuration. A row's key with the name of this field is metadata.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STATED = ("name", "version", "hash", "takes", "text_only", "cached", "weight", 
 
 
 def _elsewhere(*_: Any) -> None:
-    """Placeholder for the function of a verifier that exists only in workers."""
+    """Placeholder for the judging function of a verifier that exists only in workers."""
     raise AssertionError("this verifier runs in workers")
 
 
@@ -52,14 +52,14 @@ class Configured:
 
     @classmethod
     def unusable(cls, name: str, error: str) -> Configured:
-        """Return the placeholder for a verifier that cannot be used."""
+        """Return a placeholder for a verifier that cannot be used."""
         return cls(Verifier(name, 0, _elsewhere), error=error)
 
     @classmethod
     def built_in(cls, name: str, options: Mapping[str, Any]) -> Configured:
         """Return a built-in verifier with options.
 
-        The result's `error` describes a fault of the name or of the options.
+        The attribute `error` of the result describes a fault of the name or of the options.
         """
         try:
             verifier = resolve(name)
@@ -106,12 +106,12 @@ class Configured:
 
     @property
     def name(self) -> str:
-        """The verifier's name without a version."""
+        """The name of the verifier without a version."""
         return self.verifier.name
 
     @property
     def label(self) -> str:
-        """``name@version``, or only the name of a verifier that cannot be used."""
+        """Label of the form ``name@version``, or only the name if the verifier cannot be used."""
         return self.name if self.error else self.verifier.label
 
     @property
@@ -131,7 +131,7 @@ class Configured:
     def reads(self, problem: Problem) -> Problem:
         """Return the problem as the verifier reads it, with options in place of missing keys.
 
-        A value of None in a row counts as missing. Keys that only the configuration may set are
+        In a row, a value of None counts as missing. Keys that only the configuration may set are
         never read from the row.
         """
         hidden = self._not_from_rows
@@ -166,7 +166,7 @@ class RowCheck:
     """Checks rows against the fields of an expression's verifiers, in microseconds per row."""
 
     def __init__(self, verifiers: Sequence[Configured]) -> None:
-        # (field, whether a row must have the field's key).
+        # Each field, with whether a row must have the field's key.
         self._checked: list[tuple[Field, bool]] = []
         self._whole = [one for one in verifiers if one.verifier.check_spec is not None]
         for one in verifiers:
@@ -175,10 +175,10 @@ class RowCheck:
                 if needed or (each.check is not None and each.from_row):
                     self._checked.append((each, needed))
         fields = [each for one in verifiers for each in one.verifier.fields if each.from_row]
-        # Keys that verifiers read, and unknown keys that were found to be metadata.
+        # Keys that verifiers read, and unknown keys that are treated as metadata.
         self._fine = {each.name for each in fields}
         self._names = self._fine - {each.name for each, needed in self._checked if needed}
-        # The key that a misspelled key stands for, by misspelled key.
+        # For each misspelled key, the key that it stands for.
         self._meant: dict[str, str] = {}
 
     def __call__(self, problem: Problem) -> None:
@@ -201,16 +201,18 @@ class RowCheck:
                 raise VerifierError(_place(problem, str(error))) from error
 
     def _check_names(self, problem: Problem) -> None:
-        """Raise VerifierError for a misspelled key, which resembles the name of a missing key.
+        """Raise VerifierError for a key that resembles the name of a missing key and is probably
+        misspelled.
 
-        All other unknown keys are metadata. Names of fewer than six characters are not compared,
-        because similar short words are common.
+        All other unknown keys of a row are metadata. Names of fewer than six characters are not
+        compared, because similar short words are common.
         """
         for key in problem.spec:
             if key not in self._fine and key not in self._meant:
                 long = (name for name in self._names if len(name) >= 6 <= len(str(key)))
                 if meant := slip_of(str(key), long):
-                    # A key is compared once, because the rows of a file have nearly the same keys.
+                    # Each key is compared only once, because the rows of a file have nearly the
+                    # same keys.
                     self._meant[key] = meant
                 else:
                     self._fine.add(key)
@@ -232,14 +234,15 @@ def _place(problem: Problem, key: str) -> str:
 
 
 def facts_of(verifier: Verifier) -> dict[str, Any]:
-    """Return the description of a user's verifier that a worker sends.
+    """Return the description that a worker sends for a user's verifier.
 
     Raises TypeError if the options contain anything but plain data.
     """
     facts = {key: getattr(verifier, key) for key in _STATED}
     facts |= {"seconds": verifier.limits.seconds, "source": verifier.source}
     facts["fields"] = [[f.name, f.accepts, f.needed, f.from_row] for f in verifier.fields]
-    # Replies of workers are JSON. Encoding here gives an error with a better message.
+    # Replies of workers are JSON.
+    # Encoding the arguments before sending gives an error with a better message.
     return json.loads(json.dumps(facts, allow_nan=False))
 
 
@@ -269,9 +272,9 @@ def options_digest(options: Mapping[str, Any]) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a text that is equal for equal plain values, independent of the order of keys.
+    """Return the same text for equal plain values, independent of the order of keys.
 
-    Raises TypeError for a value that is not plain.
+    Raises TypeError if an option is not a plain value.
     """
     # Only values of exact built-in types are plain, because a subclass can have any `repr`.
     # `repr` also gives True and 1 different texts, although they are equal keys of a dict.
@@ -287,10 +290,10 @@ def canonical(value: Any) -> str:
 
 
 def accepts(field: Field, value: Any) -> bool:
-    """Return whether a field accepts a value."""
+    """Return whether a spec field accepts a value."""
     try:
         return field.check is None or bool(field.check(value))
-    except Exception:  # a check can raise for an unexpected type
+    except Exception:  # A check of a spec can raise for an unexpected type.
         return False
 
 

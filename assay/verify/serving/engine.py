@@ -26,7 +26,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class JobEngine:
-    """Sends the calls of jobs to executors, and collects the parts.
+    """Engine that sends the calls of jobs to executors, and collects the parts.
 
     The engine can be used from any thread. The executors' threads return parts by calling
     `deliver`.
@@ -34,7 +34,7 @@ class JobEngine:
     on_event: function that is called with the lock held, so it need not be thread-safe.
     options: configured options by verifier.
     spawn_worker: as in `Pool`.
-    closed: the engine accepts no further calls.
+    closed: whether the engine accepts no further calls.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class JobEngine:
             self._look()
 
     def deliver(self, call: Call, parts: Any) -> None:
-        """Store the parts of a call. The executors' threads call this method."""
+        """Store the parts that a call returned. This method is called by the executors' threads."""
         with self.lock:
             if not call.job.cancelled:
                 call.job.answer(call, parts)
@@ -116,7 +116,7 @@ class JobEngine:
             return metrics | {f"verify/worker_{place}": s for place, s in sorted(busy.items())}
 
     def keep_only(self, used: Mapping[str, str]) -> None:
-        """Close idle executors and drop statistics of unused verifiers.
+        """Close idle executors and drop the statistics of unused verifiers.
 
         used: {name: label} of the verifiers that are still in use.
         """
@@ -130,7 +130,7 @@ class JobEngine:
                     del stats[name]
 
     def close(self) -> None:
-        """Close the executors. In a forked child, this call has no effect."""
+        """Close the executors. Called in a forked child, the method has no effect."""
         # A forked child has copies of the executors, but its parent owns the workers.
         if self._process == os.getpid():
             for executor in self._all_executors():
@@ -145,11 +145,11 @@ class JobEngine:
             stats.setdefault(name, VerifierStats()).add(part, hit, accepted)
 
     def _advance(self, job: Job) -> None:
-        """Make the calls of a job that are now possible.
+        """Start those calls of a job that have become possible.
 
         Calls of inline verifiers run in the calling thread.
         """
-        # Inline parts can make further calls possible, such as those of a later alternative.
+        # Inline parts can make further calls possible, such as calls of a later alternative.
         while calls := job.calls():
             by_executor: dict[tuple[str, str], list[Call]] = {}
             for call in calls:
@@ -176,7 +176,7 @@ class JobEngine:
         yield from [*self._executors.values(), self.pool]
 
     def _look(self) -> None:
-        """Abandon overdue calls and report events."""
+        """Abandon overdue calls and report them as events."""
         for executor in self._executors.values():
             if lost := executor.give_up_overdue():
                 self._notify("verifier_call_lost", verifier=executor.verifier.name, calls=lost)

@@ -1,7 +1,7 @@
 """Threads for verifiers that wait for a network or a device.
 
 A call that exceeds the verifier's limit is abandoned, and its completions are not judged. Python
-cannot kill the call's thread, so the thread is left running and counted.
+cannot kill an overdue call's thread, so the thread is left running and counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Deliver = Callable[[Call, Any], None]
 
 
 class Executor:
-    """A queue of calls, and the threads that make the calls.
+    """An executor is a queue of calls, and the threads that make the calls.
 
     lock: the service's lock.
     deliver: function that stores the parts of a call. Any thread may call it.
@@ -49,13 +49,14 @@ class Executor:
     def spawn(self, name: str, work: Callable[..., None], *arguments: Any) -> threading.Thread:
         """Start a thread.
 
-        An exception in the thread becomes `failure`, which is raised in the threads that wait.
+        An exception in the executor's thread becomes `failure`, which is raised in the threads that
+        wait.
         """
 
         def run() -> None:
             try:
                 work(*arguments)
-            except BaseException as error:  # threads that wait for verdicts raise the exception
+            except BaseException as error:  # The waiting threads raise the exception again.
                 self.failure = error
 
         thread = threading.Thread(target=run, name=name, daemon=True)
@@ -68,7 +69,7 @@ class Executor:
             self.queue = deque(call for call in self.queue if not call.job.cancelled)
 
     def close(self) -> None:
-        """Accept no more calls, and wake the threads of this executor so that they end."""
+        """Accept no more calls, and wake the threads of the executor so that they end."""
         with self.changed:
             self.closed = True
             self.queue.clear()
@@ -84,7 +85,7 @@ class Executor:
 class ThreadExecutor(Executor):
     """Calls one verifier in threads of this process. Threads start when they are needed.
 
-    A device's executor has a single thread. If the verifier takes batches, this executor combines
+    A device's executor has a single thread. If the verifier judges batches, the executor combines
     many completions in one call.
     """
 
@@ -128,7 +129,10 @@ class ThreadExecutor(Executor):
         return not self.queue and not self._running
 
     def give_up_overdue(self) -> int:
-        """Abandon overdue calls and their threads. Return the number of abandoned calls."""
+        """Abandon overdue calls together with their threads.
+
+        Return the number of abandoned calls.
+        """
         now = time.monotonic()
         with self.changed:
             late = [n for n, (since, _) in self._running.items() if now - since > self.seconds]
@@ -169,7 +173,8 @@ class ThreadExecutor(Executor):
                 parts = [judge_unit(self.verifier, call.group, call.sibling, errors=ANY_ERROR)]
             with self.changed:
                 if self._running.pop(number, None) is None:
-                    # The call was abandoned, and another thread has replaced this thread.
+                    # The call of this thread was abandoned, and another thread has replaced this
+                    # thread.
                     return
             for call, each in zip(calls, parts, strict=True):
                 self.deliver(call, each)
@@ -178,9 +183,10 @@ class ThreadExecutor(Executor):
         with self.changed:
             self._num_idle += 1
             there = self.wait_for_calls()
-            # Completions end one by one, but a device judges a batch in nearly the time of one.
+            # Completions end one by one, but a device judges a whole batch in nearly the time of
+            # one completion.
             while there and len(self.queue) < self.batch_size and self.changed.wait(LINGER):
-                # A call arrived within LINGER, so another call may follow.
+                # A call arrived within LINGER seconds, so another call may follow.
                 there = self.wait_for_calls()
             self._num_idle -= 1
             if not there or not self.queue:

@@ -20,7 +20,7 @@ class Call:
 
     index: index of the verifier in the sum.
     sibling: index of the completion in the group, or `WHOLE_GROUP`.
-    key: cache key. None: the verdict is not cached.
+    key: cache key. With the key None, the verdict is not cached.
     """
 
     job: Job
@@ -35,7 +35,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The verifier's name in the expression."""
+        """Name of the verifier as written in the expression."""
         return self.job.sum.names[self.index]
 
     @property
@@ -45,7 +45,7 @@ class Call:
 
     @property
     def group(self) -> Group:
-        """The group, with the configured options in the problem's spec."""
+        """The group, whose problem's spec includes the configured options."""
         group = self.job.group
         problem = self.one.reads(group.problem)
         return group if problem is group.problem else replace(group, problem=problem)
@@ -59,8 +59,8 @@ class Job:
 
     count: function that is called with each part's verifier name, the part, whether the part came
         from the cache, and whether a later alternative accepted.
-    cancelled: the verdicts are no longer needed.
-    awaited: a thread waits for the last part.
+    cancelled: whether the verdicts are no longer needed.
+    awaited: whether a thread waits for the last part.
     """
 
     sum: Sum
@@ -72,9 +72,9 @@ class Job:
     num_missing: int = field(init=False)
     _siblings: range = field(init=False)
     _parts: list[list[Part | None]] = field(init=False)
-    # Cells without a call and without a part.
+    # Cells that have neither a call nor a part yet.
     _open: set[tuple[int, int]] = field(init=False)
-    # Result of `problem_key` by index of the verifier.
+    # Results of `problem_key`, by index of the verifier.
     _prefixes: dict[int, bytes | None] = field(default_factory=dict[int, bytes | None])
     # Completions with equal text that wait for the part of a running call, by cache key.
     _equal: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
@@ -86,15 +86,14 @@ class Job:
         self.num_missing = len(self._open)
 
     def calls(self) -> list[Call]:
-        """Return the calls that are possible now and were not returned before.
+        """Return the job's calls that are possible now and were not returned before.
 
-        Cells that need no call are filled here: from the cache, from an equal completion, or with
-        a verifier's error.
+        The constructor fills cells that need no call: from the cache, from an equal completion, or
+        with a verifier's error.
         """
         found: list[Call] = []
         num_open = -1
-        # The loop repeats,
-        # because a part from the cache can decide whether a later alternative is needed.
+        # The loop repeats, because a cached part can decide whether a later alternative is needed.
         while self._open and len(self._open) != num_open and not self.cancelled:
             num_open = len(self._open)
             for index in range(len(self._parts)):
@@ -115,7 +114,7 @@ class Job:
 
     @cached_property
     def firsts(self) -> list[Part]:
-        """Parts of the first term, one per completion. They must have arrived."""
+        """The parts of the first term, one part per completion. They must have arrived."""
         return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -131,7 +130,7 @@ class Job:
         return [[part or NOT_ASKED for part in column] for column in zip(*self._parts, strict=True)]
 
     def _calls_of(self, index: int) -> list[Call]:
-        """Return the possible calls of one verifier.
+        """Return the possible calls of one verifier of the job.
 
         A verifier of whole groups is called as soon as the completions that need its parts are
         known.
@@ -156,9 +155,10 @@ class Job:
         return [call for sibling in wanted if (call := self._call(index, sibling)) is not None]
 
     def _call(self, index: int, sibling: int) -> Call | None:
-        """Return the call for one completion.
+        """Return the job's call for one completion.
 
-        None: the cache has the part, or a running call for an equal completion provides it.
+        A cell is None if the cache has the part, or if a running call for an equal completion
+            provides the part.
         """
         if self.cache is None:
             return Call(self, index, sibling)

@@ -22,9 +22,10 @@ from assay.verify.serving.process import Worker
 from assay.verify.serving.protocol import decode_part, encode_group
 
 MAX_FAILED_STARTS = 3
-# Maximum number of calls per request to a worker. A request of fast calls may contain more calls.
+# Maximum number of calls per request to a worker.
+# If the calls are fast, a request may contain more calls.
 MOST_AT_ONCE = 64
-# Size of a request in bytes above which no further group is added.
+# If a request has more bytes than this, no further group is added to it.
 BYTES_AT_ONCE = 1 << 16
 # Seconds of overhead per call, for encoding the request and decoding the reply.
 QUICKEST = 1e-4
@@ -43,7 +44,7 @@ class Pool(Executor):
     spawn_worker: function that starts a worker, given a prefix of the environment mark by which
         orphaned processes are found.
 
-    Workers start at the first call or by `start`.
+    Workers start at the first call of a verifier or by `start`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Pool(Executor):
         self.options = {name: dict(table) for name, table in options.items()}
         self.kills = 0
         self.deaths = 0
-        # Estimate of the seconds per call, which decreases slowly and is rather too high.
+        # Estimate of the seconds per call; the estimate decreases slowly and is rather too high.
         self.pace = 1.0
         self.workers: list[Worker] = []
         # Busy seconds by worker. Workers are numbered from 1.
@@ -74,7 +75,7 @@ class Pool(Executor):
         self._failed_starts = 0
 
     def start(self) -> None:
-        """Start the missing workers in the background."""
+        """Start the missing workers in background threads."""
         with self.changed:
             self.failure = None
             while len(self.workers) < self.num_workers and not self.closed:
@@ -96,10 +97,10 @@ class Pool(Executor):
     def describe(self, name: str) -> Mapping[str, Any]:
         """Let a verifier worker import a user's verifier.
 
-        Return its `facts_of`, or {error: reason}.
+        Return the verifier's `facts_of`, or {error: reason}.
 
-        The worker is new, and it joins the pool if the pool has room. Raises WorkerDied if workers
-        are lost for another reason than the import.
+        The returned worker is new, and it joins the pool if the pool has room. Raises WorkerDied if
+        workers are lost for a reason other than the import.
         """
         num_lost = 0
         while True:
@@ -174,7 +175,7 @@ class Pool(Executor):
     def _take(self) -> deque[Call]:
         """Wait for calls, and remove one worker's share from the queue."""
         with self.changed:
-            # A closed executor has an empty queue, so the result is then empty.
+            # If the executor was closed, its queue is empty and the result is empty.
             self.wait_for_calls()
             # An equal share of the queue keeps all workers busy.
             # Fast calls are sent together in one request, because a request costs more time than
@@ -184,9 +185,11 @@ class Pool(Executor):
             return deque(self.queue.popleft() for _ in range(count))
 
     def _have_answered(self, worker: Worker, calls: deque[Call]) -> Worker | None:
-        """Send calls to a worker and deliver its parts, until the calls are done or it is lost.
+        """Send calls to a worker and deliver the worker's parts, until the calls are done or the
+        worker is lost.
 
-        Return the worker to use next: this one, a replacement, or None if the pool was closed.
+        Return the worker to use next: the same worker, a replacement, or None if the pool was
+        closed.
         """
         try:
             worker.greet(self.options)
@@ -236,10 +239,11 @@ class Pool(Executor):
             if self.closed:
                 return None
         # Only the call that was running can have killed the worker.
-        # A worker that dies while it starts or is idle was lost for another reason, such as memory.
+        # If a worker dies while it starts or is idle, the cause is not a call, but for example a
+        # lack of memory.
         is_blamed = worker.ready and not lost.idle and lost.kind != "stale"
         culprit = calls.popleft() if is_blamed else None
-        # The request's other calls were not running, so the next worker makes them.
+        # The other calls of the request were not running, so the next worker makes these calls.
         kept = [call for call in calls if not call.job.cancelled]
         calls.clear()
         calls.extend(kept)
@@ -287,7 +291,8 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
     job = calls[0].job
     siblings: Sequence[int] = range(len(job.group.completions))
     if all(call.sibling != WHOLE_GROUP for call in calls):
-        # Workers share the calls of a job. Each worker receives only the completions it judges.
+        # All workers share the calls of a job.
+        # Each worker receives only the completions that it judges.
         siblings = sorted({call.sibling for call in calls})
     place = {sibling: n for n, sibling in enumerate(siblings)} | {WHOLE_GROUP: WHOLE_GROUP}
     chosen = tuple(job.group.completions[sibling] for sibling in siblings)
@@ -296,14 +301,17 @@ def _of_one_job(calls: Sequence[Call]) -> tuple[Any, ...]:
     reads_firsts = any(call.one.verifier.takes == "verdicts" for call in calls)
     try:
         blob = encode_group(group, text_only, job.firsts if reads_firsts else None)
-    except Exception as error:  # a spec can contain values that pickle does not support
+    except Exception as error:  # A spec can contain values that pickle does not support.
         blob = f"the group cannot be sent to a worker: {type(error).__name__}: {error}"
     units = [(call.index, place[call.sibling]) for call in calls]
     return job.sum.names, units, blob
 
 
 def _read(call: Call, data: Any) -> list[Part]:
-    """Return the verifier parts in the reply to a call. Raises Lost for an invalid reply."""
+    """Return the verifier parts in the reply to a call.
+
+    Raises Lost if the worker's reply is invalid.
+    """
     try:
         if data is None:
             return [Part.not_judged("error", "the group cannot be read by a worker")] * call.size

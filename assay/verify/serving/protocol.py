@@ -24,7 +24,7 @@ from assay.verify.base import Part
 
 
 def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
-    """Pickle the fields of a group that its verifiers read.
+    """Pickle those fields of a group that the group's verifiers read.
 
     firsts: parts of the first term, for verifiers that take verdicts.
     """

@@ -22,8 +22,8 @@ ACCEPTED = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0
 class Schedule:
     """Multipliers of terms' weights, piecewise linear in policy_version.
 
-    points: {term: [[policy_version, multiplier], ...]}. A term is written as in the expression,
-        without versions. Raises VerifierError for invalid points.
+    points: {term: [[policy_version, multiplier], ...]}. A term of a schedule is written as in the
+        expression, without versions. Raises VerifierError for invalid points.
     """
 
     def __init__(self, points: Mapping[str, Sequence[Any]]) -> None:
@@ -40,7 +40,7 @@ class Schedule:
             return 1.0
         points = self.points[key]
         after = bisect_right(points, policy_version, key=lambda point: point[0])
-        # The multiplier is constant before the first point and after the last point.
+        # A term's multiplier is constant before the first point and after the last point.
         if after == 0 or after == len(points):
             return points[max(0, after - 1)][1]
         (start, low), (end, high) = points[after - 1 : after + 1]

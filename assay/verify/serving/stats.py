@@ -19,9 +19,9 @@ MAX_VERIFIERS = 16
 class VerifierStats:
     """Counts of one verifier's parts, and the recent latencies in seconds.
 
-    cache_hits: number of parts from the cache, which are excluded from latencies.
+    cache_hits: number of parts from the cache; cached parts are excluded from the latencies.
     rescues_asked: number of parts that the verifier gave as a later alternative of a term.
-    rescues_accepted: number of these parts that accepted the completion.
+    rescues_accepted: number of parts in `rescues_asked` that accepted the completion.
     """
 
     count: int = 0
@@ -35,8 +35,9 @@ class VerifierStats:
     def add(self, part: Part, hit: bool = False, accepted: bool | None = None) -> None:
         """Count a part.
 
-        hit: the part came from the cache.
-        accepted: whether a later alternative accepted. None: the verifier is no later alternative.
+        hit: whether the part came from the cache.
+        accepted: whether the verifier, as a later alternative, accepted the completion. None means
+            that the verifier is no later alternative.
         """
         self.count += 1
         self.cache_hits += hit
@@ -51,7 +52,7 @@ class VerifierStats:
     def summary(self) -> dict[str, Any]:
         """Return counts, percentiles of latencies, and judgments per second of the verifier's time.
 
-        The keys ``asked`` and ``accepted`` exist only for a later alternative.
+        The metric keys ``asked`` and ``accepted`` exist only for a later alternative.
         """
         ordered = sorted(self.latencies)
         found: dict[str, Any] = {

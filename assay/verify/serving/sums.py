@@ -42,7 +42,7 @@ class Sum:
         self.verifiers = tuple(
             self._placed(index, one) for index, one in enumerate(verifiers.values())
         )
-        # The first term measures correctness, so its verifier's default weight is ignored.
+        # The first term of a sum measures correctness, so its verifier's default weight is ignored.
         weights = [1.0, *(self.verifiers[c[0]].verifier.weight for c in self.chains[1:])]
         self.terms = tuple(term.resolved(own) for term, own in zip(terms, weights, strict=True))
         # All verifiers of a conjunction are called, so that each has its own metric.
@@ -61,15 +61,16 @@ class Sum:
     def of_error(cls, expression: str, error: str) -> Sum:
         """Return a sum for an expression that cannot be used.
 
-        Every verdict of this sum is *not judged*.
+        Every verdict of an unusable expression is *not judged*.
         """
         one = Configured.unusable(expression, error)
-        # A term divides its name at "|", and there is one verifier here.
+        # A term splits its name at "|", but here the term has only one verifier.
         name = re.sub("[|&]", "/", expression).replace(">=", " from ")
         return cls((Term(name, 1.0),), {name: one}, Schedule({}))
 
     def _placed(self, index: int, one: Configured) -> Configured:
-        """Return the verifier, with an error if it takes verdicts but is in the first term.
+        """Return the verifier; the verifier has an error if it takes verdicts but is in the first
+        term.
 
         A verifier that takes verdicts must not be joined to others or have a gate either.
         """
@@ -111,10 +112,10 @@ class Sum:
         return self._part_of(0, parts)
 
     def verdict(self, parts: Sequence[Part], policy_version: int) -> Verdict:
-        """Return the verdict from one completion's parts, in the order of `names`.
+        """Return the verdict on a completion from its parts, which are in the order of `names`.
 
         The first term gives the score, status, extracted text and detail. The reward is the sum
-        over the terms of weight * value. The verdict is *not judged* if the first term, or any term
+        over the terms of weight * value. A verdict is *not judged* if the first term, or any term
         of nonzero weight, was not judged.
         """
         terms = [unpinned(term.name) for term in self.terms]
@@ -154,7 +155,8 @@ class Sum:
     def _asked_in_turn(self, parts: Sequence[Part]) -> list[tuple[str, Part]]:
         """Return (name, part) of each joined verifier, and of each verifier with a gate.
 
-        The part of a later alternative gets the component ``rescued``: 1 if it accepted, else 0.
+        The part of a later alternative gets the component ``rescued``: 1 if the alternative
+        accepted, else 0.
         """
         found: list[tuple[str, Part]] = []
         for term, chain in zip(self.terms, self.chains, strict=True):
@@ -172,7 +174,8 @@ class Sum:
         return _through(part, self.terms[number].thresholds[place]).accepted
 
     def accepts_later(self, index: int, part: Part) -> bool:
-        """Whether a verifier accepts as a later alternative of a term, after its gate."""
+        """Whether a verifier accepts as a later alternative of a term, after the verifier's
+        gate."""
         return any(
             self.accepts(number, chain.index(index), part)
             for number, chain in enumerate(self.chains)
@@ -182,10 +185,10 @@ class Sum:
     def _part_of(self, number: int, parts: Sequence[Part]) -> Part:
         """Return a term's part, which combines the parts of the term's verifiers after their gates.
 
-        Of alternatives, the first part that accepts is the result. If no part accepts and the last
-        alternative did not judge, the result is *not judged*, because the last alternative reviews
-        the rejections. If all alternatives reject a completion, the part with the highest score is
-        the result.
+        If a term has alternatives, the first part that accepts is the result. If no part accepts
+        and the last alternative did not judge, the result is *not judged*, because the last
+        alternative reviews the rejections. If all alternatives reject a completion, the part with
+        the highest score is the result.
         """
         term, chain = self.terms[number], self.chains[number]
         own = [
@@ -211,11 +214,12 @@ class Sum:
         return replace(best, detail=last.detail or best.detail, components={})
 
     def warnings(self) -> list[str]:
-        """Return warnings: shaping that can outweigh correctness, and schedules without a term."""
+        """Return warnings about shaping that can outweigh correctness and about schedules without a
+        term."""
         total, unbounded = 0.0, list[str]()
         for term, chain in zip(self.terms[1:], self.chains[1:], strict=True):
             weight = abs(term.weight or 0.0) * self._schedule.largest(term)
-            # A gate has the values 0 and 1, whatever the bounds of its verifier are.
+            # A gate has only the values 0 and 1, whatever the bounds of its verifier are.
             bounds = [
                 self.verifiers[index].verifier.bounds if threshold is None else (0.0, 1.0)
                 for index, threshold in zip(chain, term.thresholds, strict=True)
@@ -254,7 +258,7 @@ def _through(part: Part, threshold: float | None) -> Part:
     failed."""
     if threshold is None or part.value is None:
         return part
-    # A mean of several answers can be below a threshold by a rounding error only.
+    # A rounding error alone can put the mean of several answers below a threshold.
     opened = part.value >= threshold - 1e-12
     detail = part.detail if opened else f"{part.value:g} is below {threshold:g}; {part.detail}"
     value = float(opened)

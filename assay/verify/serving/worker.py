@@ -32,7 +32,7 @@ class VerifierLoop(WorkerLoop):
         self.memory_mib: int | None = None
 
     def handle(self, kind: str, *rest: Any) -> None:
-        """Store options, describe a verifier, or judge groups."""
+        """Handle a request: store options, describe a verifier, or judge groups."""
         if kind == "options":
             (self.options,) = rest
         elif kind == "describe":
@@ -45,11 +45,14 @@ class VerifierLoop(WorkerLoop):
         """Return a verifier's description, or the reason why the verifier is unusable."""
         try:
             return facts_of(self.verifier(name).verifier)
-        except Exception as error:  # a user's module can raise anything when imported
+        except Exception as error:  # A user's module can raise any exception when it is imported.
             return {"error": (str(error) or in_words(error))[:2000]}
 
     def verifier(self, name: str) -> Configured:
-        """Return a verifier with its options. Its module is imported at the first use."""
+        """Return a verifier combined with its configured options.
+
+        The verifier's module is imported when the verifier is first used.
+        """
         if name not in self.verifiers:
             with slow_import():
                 verifier = resolve(name)
@@ -60,13 +63,13 @@ class VerifierLoop(WorkerLoop):
     def judge(
         self, names: Sequence[str], units: Sequence[tuple[int, int]], blob: bytes | str
     ) -> None:
-        """Judge the units of one group in order, and reply after each unit.
+        """Judge the units of one group in order, and send a reply after each unit.
 
         blob: a pickled group, or the reason why the service could not pickle the group.
         """
         try:
             group, firsts = decode_group(blob) if isinstance(blob, bytes) else (None, None)
-        except Exception as error:  # a spec can contain objects of foreign classes
+        except Exception as error:  # A spec can contain objects of foreign classes.
             group, firsts, blob = None, None, f"the group cannot be read: {in_words(error)}"
         if group is None:
             part = Part.not_judged("error", str(blob))
@@ -80,10 +83,10 @@ class VerifierLoop(WorkerLoop):
                 one = self.verifier(name)
                 if name not in groups:
                     problem = one.reads(group.problem)
-                    # `Row` records missing keys, for the hint in an error message.
+                    # The class `Row` records missing keys, for the hint in an error message.
                     problem = replace(problem, spec=Row(problem.spec))
                     groups[name] = Group(problem, group.prompt, group.completions)
-            except BaseException as error:  # a user's module can raise anything when imported
+            except BaseException as error:  # A user's module can raise any exception.
                 part = Part.not_judged("error", in_words(error), time.perf_counter() - started)
                 parts = [part] * (len(group.completions) if sibling < 0 else 1)
             else:
@@ -92,7 +95,10 @@ class VerifierLoop(WorkerLoop):
             self.answer([encode_part(part) for part in parts])
 
     def limit_memory(self, verifier: Verifier) -> None:
-        """Limit the memory of this process. A judgment above the limit raises MemoryError."""
+        """Limit the memory of this worker process.
+
+        A judgment that exceeds the memory limit raises MemoryError.
+        """
         mib = verifier.limits.memory_mib
         if mib == self.memory_mib:
             return

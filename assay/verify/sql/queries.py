@@ -1,8 +1,8 @@
 """Verifier ``sql``: run a completion's query on several databases and compare the rows.
 
-A row has a schema, databases and a reference query. The reference runs in a process of its own, so
-no expected row is in the process that runs the completion's query. Several databases, some of them
-hidden, expose a query with the expected values written in.
+A row has a schema, databases and a reference query. The reference query runs in a process of its
+own, so no expected row is in the process that runs the completion's query. Several databases, some
+of them hidden, expose a query that only contains the expected values as constants.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ MAX_DATABASES = 50
 # Maximum number of characters in the rows of all databases together.
 MAX_RESULT = 4_000_000
 MEMORY_MIB = 512
-# CPU seconds to fill all databases of a row.
+# CPU seconds that are available to fill all databases of a row.
 SETUP_SECONDS = 5.0
 LABELS = ("sql", "sqlite", "sqlite3")
 SHOWN = 200
-# Words with which a query begins. A text without a fenced block must begin with one of them.
+# Words with which a query begins.
+# A text without a fenced block must begin with one of these query keywords.
 _QUERY = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(?:SELECT|WITH|VALUES)\b", re.I | re.S)
 
 _own = OwnSandbox(interpreter_folders)
@@ -47,7 +48,7 @@ _own = OwnSandbox(interpreter_folders)
 
 @dataclass(frozen=True, slots=True)
 class SqlSpec:
-    """The parsed spec of a row. `FIELDS` describes the attributes."""
+    """The parsed spec of a row with SQL queries. `FIELDS` describes the attributes."""
 
     schema: str
     databases: tuple[str, ...]
@@ -85,7 +86,7 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
             results = _run(spec, query)
         except VerifierError:
             raise
-        except BaseException:  # the state of the sandbox is unknown after any error
+        except BaseException:  # After any exception, the state of the sandbox is unknown.
             _own.close()
             raise
     faults: list[str] = []
@@ -97,10 +98,10 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
                 raise VerifierError(_setup_fault(index, result))
             fault, why = result["stage"], result["error"]
         elif width not in (None, result["width"]):
-            # A result without rows has columns too.
+            # Even a result without rows has columns.
             fault, why = "rows", f"{result['width']} columns, not {width}"
         elif not same_rows(decoded(result["rows"]), rows, spec.ordered, spec.tolerance):
-            # The rows themselves are not shown, because hidden databases would become known.
+            # The message does not show the rows, because hidden databases would become known.
             fault, why = "rows", f"{len(result['rows'])} rows that differ from the expected ones"
         faults.append(fault)
         details += [f"database {index}: {fault}: {why}"[:SHOWN]] if fault else []
@@ -111,7 +112,7 @@ def judge_sql(problem: Problem, completion: Completion) -> Part:
 def find_query(text: str) -> str:
     """Return the last fenced block that is labeled as SQL or unlabeled, or a text that is a query.
 
-    Raises BadQuery if there is none, and for a query that is too long.
+    Raises BadQuery if the completion has no query, or if the query is too long.
     """
     found: str | None = None
     seen = False
@@ -150,7 +151,7 @@ def _run(spec: SqlSpec, query: str) -> list[dict[str, Any]]:
     python = os.path.realpath(sys.executable)
     command = Command((python, "-I", "-S", "query_process.py"), sources)
     limits = Limits(
-        # A function over a long text runs without a step in which the process could stop itself.
+        # A SQL function on a long text runs without a step at which the process could stop itself.
         cpu_seconds=spec.time_limit + SETUP_SECONDS + 2.0,
         seconds=spec.time_limit + SETUP_SECONDS + 2.0,
         memory_mib=MEMORY_MIB,
@@ -162,9 +163,9 @@ def _run(spec: SqlSpec, query: str) -> list[dict[str, Any]]:
     for line in ran.stdout.splitlines()[: len(spec.databases)]:
         try:
             results.append(json.loads(line))
-        except ValueError:  # the output was cut off within this line
+        except ValueError:  # The output was cut off within this line.
             break
-    # A process that was stopped prints no line for its last databases.
+    # A process that was stopped prints no line for the databases it did not finish.
     stage = "limit" if ran.status in ("timeout", "memory", "output") else "run"
     stopped = {"stage": stage, "error": f"{ran.status}: {ran.error} {ran.stderr[-SHOWN:]}".strip()}
     return [*results, *[stopped] * (len(spec.databases) - len(results))]
@@ -177,7 +178,7 @@ def _source() -> bytes:
 
 @lru_cache(maxsize=256)
 def _reference_rows(spec: SqlSpec) -> list[tuple[int | None, tuple[Row, ...]]]:
-    """Return the reference's number of columns and its rows on every database.
+    """Return the number of columns and the rows that the reference query gives on every database.
 
     Raises VerifierError if it fails.
     """
@@ -223,7 +224,8 @@ def read_sql_spec(problem: Problem) -> SqlSpec:
     """Parse the spec of a problem. Raises VerifierError for a malformed spec."""
     where = f"problem {problem.id}: spec"
     read = {each.name: each.read(problem) for each in FIELDS}
-    # Without a key, the statements of the schema alone make one database.
+    # Without the keys ``databases`` and ``hidden_databases``, the schema's statements alone make
+    # one database.
     public = read["databases"] or ([] if read["hidden_databases"] else [""])
     databases = tuple(map(_statements, [*public, *(read["hidden_databases"] or [])]))
     schema = _statements(read["schema"])
@@ -266,7 +268,7 @@ def _are_statements(value: Any) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    # SQLite has no larger whole numbers.
+    # SQLite has no whole numbers above this value.
     fits = not isinstance(value, int) or -(2**63) <= value < 2**63
     return fits and isinstance(value, str | int | float | None)
 

@@ -13,9 +13,10 @@ import sys
 import time
 from typing import Any
 
-# Virtual-machine instructions of SQLite between two looks at the clock.
+# Number of SQLite virtual-machine instructions between two checks of the clock.
 STEPS = 2000
-# A query may read tables and call functions. Everything else is denied: ATTACH and PRAGMA too.
+# The authorizer allows a query to read tables and call functions.
+# Every other action is denied, including ATTACH and PRAGMA.
 READS = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -32,7 +33,7 @@ NO_SETUP = {
 NO_FUNCTIONS = {
     "load_extension",
     "fts3_tokenizer",
-    # Two runs of a query must have the same rows.
+    # Two runs of the same query must return the same rows.
     "random",
     "randomblob",
     "current_date",
@@ -46,27 +47,29 @@ _NOW = re.compile(
 
 
 class TooMuch(Exception):
-    """Raised for a query above a limit."""
+    """Raised for a query that exceeds a limit."""
 
 
 class QueryClock:
     """CPU seconds that remain for set-up statements and for queries, each over all databases
     together.
 
-    A query must not use up the time of the next set-up, because a failed set-up is the row's fault.
+    A query must not use up the time of the next database's set-up, because a failed set-up is the
+    row's fault.
     """
 
     def __init__(self, left: dict[str, float]) -> None:
         self.left, self.part, self.since = left, "setup", time.process_time()
 
     def turn(self, part: str) -> None:
-        """Count the time until now, and from now on that of another part."""
+        """Charge the time until now to the current part, and the time from now on to another
+        part."""
         now = time.process_time()
         self.left[self.part] -= now - self.since
         self.part, self.since = part, now
 
     def late(self) -> bool:
-        """Whether the present part has used up its time."""
+        """Whether the current part, set-up or queries, has used up its time."""
         return time.process_time() - self.since > self.left[self.part]
 
 
@@ -93,7 +96,8 @@ def run(
 ) -> dict[str, Any]:
     """Return ``{"rows", "width"}``, or ``{"stage", "error"}`` with setup, parse, run or limit."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    # Texts of damaged bytes must not raise an error that a text of the same query would not.
+    # Damaged bytes in a text must not raise an error that other texts of the same query do not
+    # raise.
     connection.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
     for limit, value in (
         (sqlite3.SQLITE_LIMIT_ATTACHED, 0),
@@ -138,7 +142,7 @@ def _rows(cursor: sqlite3.Cursor, most_rows: int, room: int) -> list[list[Any]]:
         if len(rows) == most_rows:
             raise TooMuch(f"more than {most_rows} rows")
         rows.append([_plain(value) for value in row])
-        # Blobs and escaped characters are longer in JSON than in the row.
+        # Blobs and escaped characters are longer in JSON than in the row of the database.
         room -= len(json.dumps(rows[-1]))
         if room < 0:
             raise TooMuch("rows with too many characters")
@@ -146,7 +150,10 @@ def _rows(cursor: sqlite3.Cursor, most_rows: int, room: int) -> list[list[Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of SQLite for JSON. JSON has neither bytes nor infinity."""
+    """Return a SQLite value as a value that JSON can represent.
+
+    Bytes and infinity are converted, because JSON has neither.
+    """
     if isinstance(value, float):
         return {"real": repr(value)}
     return {"blob": value.hex()} if isinstance(value, bytes) else value

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 Row = tuple[Any, ...]
-# Groups above this size are compared in sorted order only.
+# Groups of more rows than this are compared in sorted order only.
 _MOST_PAIRED = 200
 
 
@@ -30,9 +30,9 @@ def same_rows(
 ) -> bool:
     """Whether two results have the same rows, in the same order if ``ordered``.
 
-    Columns are compared by position, and their names do not matter. NULL equals only NULL. A number
-    equals a number within the relative tolerance, and never a text. Texts are compared exactly.
-    Repeated rows count.
+    Result columns are compared by position, and column names do not matter. NULL equals only NULL.
+    A number equals a number within the relative tolerance, and never a text. Texts are compared
+    exactly. Repeated rows count.
     """
     if len(found) != len(expected):
         return False
@@ -51,7 +51,7 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     groups: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         key = [
-            [0]  # no text and no NULL has this key
+            [0]  # No text and no NULL has this sort key.
             if isinstance(value, int | float)
             else ["blob", value.hex()]
             if isinstance(value, bytes)
@@ -99,7 +99,7 @@ def _same(one: Any, other: Any, tolerance: float) -> bool:
         # Whole numbers above 2^53 differ although their floats are equal.
         if isinstance(one, int) and isinstance(other, int):
             return one == other
-        # The absolute tolerance is for sums that are zero except for rounding.
+        # The absolute tolerance is needed for sums that are zero except for rounding.
         least = min(1e-12, tolerance)
         return one == other or math.isclose(one, other, rel_tol=tolerance, abs_tol=least)
     return type(one) is type(other) and one == other

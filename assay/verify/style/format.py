@@ -41,9 +41,9 @@ def judge_think_format(problem: Problem, completion: Completion) -> Part:
 def judge_answer_tags(problem: Problem, completion: Completion) -> Part:
     """Score 1 if the answer is between two tags that each occur exactly once, else 0.
 
-    Reads ``open_tag``, ``close_tag`` and ``only`` from the spec. Only text outside the think block
-    is read. White space may follow the close tag. Other text may precede the open tag, unless the
-    spec's ``only`` is true.
+    Reads ``open_tag``, ``close_tag`` and ``only`` from the spec. The verifier reads only text
+    outside the think block. White space may follow the close tag. Other text may precede the open
+    tag, unless the spec's ``only`` is true.
     """
     tags, only = (OPEN_TAG.read(problem), CLOSE_TAG.read(problem)), ONLY.read(problem)
     if not has_content(completion.answer_text):
@@ -66,7 +66,7 @@ def has_content(text: str) -> bool:
 
 
 def _is_seen(char: str) -> bool:
-    """Return whether a character is visible by itself. A combining mark is not."""
+    """Return whether a character is visible without other characters. A combining mark is not."""
     return char.isprintable() and unicodedata.category(char)[0] not in "MZ" and char not in _UNSEEN
 
 

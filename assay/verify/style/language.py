@@ -16,7 +16,8 @@ from assay.types import Completion, Problem
 from assay.verify.base import Part, Verifier
 from assay.verify.instructions.languages import LANGUAGES, detect_language, script_share
 
-# Sentences with fewer letters than this are combined, because no detector recognizes them.
+# Sentences with fewer letters than this are combined, because no detector recognizes such short
+# sentences.
 CHUNK = 40
 # A word without a detected language is ignored if it has fewer letters than this, or its script
 # alone decides.
@@ -27,7 +28,7 @@ DETECTED = 2000
 LEAST_REASONING = 10
 # Minimum share of function words in a text that identifies a language.
 SURE = 0.18
-# A language is certain only if no other has more than this fraction of its function words.
+# A language is certain only if no other language has more than this fraction of its function words.
 RIVAL = 0.6
 
 _FILE = Path(__file__).with_name("languages.toml")
@@ -79,7 +80,7 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
 
     In Chinese or Japanese text, each character counts as a word. Code, formulas, numbers, tags and
     addresses do not count, but words of a foreign script always count. A language with its own
-    script is identified by the script. Other languages are identified sentence by sentence, by
+    script is identified by the script. All other languages are identified sentence by sentence, by
     their most common words and otherwise by `detect_language`. A text without words passes. Source:
     DeepSeek-R1, arXiv:2501.12948, section 2.3.2.
     """
@@ -113,7 +114,8 @@ def judge_language(problem: Problem, completion: Completion) -> Part:
 
 
 def check_language(options: Mapping[str, Any]) -> None:
-    """Raise VerifierError if the target needs the language detector and it is not installed."""
+    """Raise VerifierError if the target needs the language detector and the detector is not
+    installed."""
     if _SCRIPTS.get(str(options.get("target")).lower(), "latin") not in _SHARED:
         return
     if find_spec("langdetect") is None:
@@ -158,7 +160,10 @@ def _without_code(text: str) -> tuple[str, str]:
 
 
 def _without_fences(text: str) -> tuple[str, str]:
-    """Return (text outside fenced code, fenced code). An unclosed fence extends to the end."""
+    """Return (text outside fenced code, fenced code).
+
+    A fenced block without a closing fence extends to the end of the text.
+    """
     if "```" not in text and "~~~" not in text:
         return text, ""
     lines: tuple[list[str], list[str]] = ([], [])
@@ -175,7 +180,7 @@ def _without_fences(text: str) -> tuple[str, str]:
 def _chunks(text: str, target: str) -> Iterator[list[str]]:
     """Yield lists of words: the words of each sentence, then the foreign words outside prose.
 
-    Short sentences are combined into one list.
+    Several short sentences are combined into one list.
     """
     prose, aside = _without_code(text)
     waiting: list[str] = []
@@ -203,7 +208,7 @@ def _chunks(text: str, target: str) -> Iterator[list[str]]:
 
 
 def _inside(words: Sequence[str], target: str) -> list[str]:
-    """Return those words that are written in the target language's script."""
+    """Return those of the words that are written in the target language's script."""
     scripts = [_script_of(word[0]) for word in words]
     script = _SCRIPTS.get(target, "latin")
     num_kana = sum(1 for each in scripts if each in _KANA)
@@ -218,9 +223,9 @@ def _inside(words: Sequence[str], target: str) -> list[str]:
 
 
 def _settled(words: Sequence[str], target: str) -> bool | None:
-    """Return whether words in the target's script are in the target language, or None.
+    """Return whether words in the target's script are in the target language; None if undecided.
 
-    None: the function words do not decide between languages of the same script.
+    Returns None if the function words do not decide between languages of the same script.
     """
     if _SCRIPTS.get(target, "latin") not in _SHARED:
         return True

@@ -1,7 +1,8 @@
 """Verifiers of length: a target (L1), a soft limit (DAPO), and rank among siblings (Kimi k1.5).
 
 A length verifier is meant for a later term of a sum, after a term for correctness. Lengths are in
-tokens if the completion has tokens. The end-of-sequence token counts, as in the learner.
+tokens if the completion has tokens. In a length, the end-of-sequence token counts, as in the
+learner.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
 
     ``exact`` is the second summand of equation 1 of L1 (Aggarwal and Welleck 2025,
     arXiv:2503.04697). ``max`` is the factor in equation 2 of L1, minus 1. The default of ``alpha``
-    is 1/n, which makes the distance relative to the target. The paper uses an alpha of 0.0003.
+    is 1/n for a target n, which makes the distance relative to the target. The paper uses an alpha
+    of 0.0003.
 
     Reads ``target_tokens`` or ``target_words``, ``variant``, ``alpha``, ``delta`` and ``tolerance``
     from the spec.
@@ -85,9 +87,9 @@ def judge_length_target(problem: Problem, completion: Completion) -> Part:
 def judge_length_if_correct(problem: Problem, group: Group, parts: Sequence[Part]) -> list[Part]:
     """Return the value of `judge_length_target` times the correctness of the first term.
 
-    An incorrect completion gets 0 at any length, so a short wrong answer gains nothing. With
-    ``variant = "max"`` and weight 1, the sum of both terms is the product in equation 2 of L1
-    (arXiv:2503.04697).
+    An incorrect completion gets the length value 0 at any length, so a short wrong answer gains
+    nothing. With ``variant = "max"`` and weight 1, the sum of both terms is the product in equation
+    2 of L1 (arXiv:2503.04697).
     """
     found: list[Part] = []
     for completion, part in zip(group.completions, parts, strict=True):
@@ -115,10 +117,11 @@ def judge_overlong(problem: Problem, completion: Completion) -> Part:
     fifth of the limit, as in the paper.
 
     The setting ``algorithm.overlong_buffer`` applies the same formula in the learner, with
-    ``sampling.max_tokens`` as the limit. The setting changes the advantage and not the recorded
-    reward. Use this verifier for a limit that is not the sampler's or depends on the problem, and
-    for a punishment that the rollout log should contain. Never use the setting and this verifier
-    together, because the punishment would count twice.
+    ``sampling.max_tokens`` as the limit. The setting ``algorithm.overlong_buffer`` changes the
+    advantage and not the recorded reward. Use the verifier ``overlong`` for a limit that depends on
+    the problem or differs from the sampler's limit, and for a punishment that the rollout log
+    should contain. Never use the setting and the verifier ``overlong`` together, because the
+    punishment would count twice.
     """
     measured = _measure(problem, completion, LIMIT)
     if isinstance(measured, Part):
@@ -172,7 +175,10 @@ _NOT_JUDGED = Part.not_judged("unavailable", "its correctness was not judged")
 
 
 def _bounds(problem: Problem, fields: Sequence[Field]) -> list[tuple[str, float]]:
-    """Return (unit, bound) pairs, tokens first. Raises VerifierError if the spec has no bound."""
+    """Return (unit, bound) pairs, tokens first.
+
+    Raises VerifierError if the spec has no length bound.
+    """
     tokens, words = (field.read(problem) for field in fields)
     found = [(unit, bound) for unit, bound in (("tokens", tokens), ("words", words)) if bound]
     if not found:
@@ -187,7 +193,7 @@ def _measure(
 ) -> tuple[int, float, str] | Part:
     """Return (length, bound, unit).
 
-    Return a result that is not judged if the bound is in tokens and the completion has none.
+    Return a result that is *not judged* if the bound is in tokens but the completion has no tokens.
     """
     bounds, num_tokens = _bounds(problem, fields), len(completion.tokens)
     unit, bound = bounds[0] if num_tokens else bounds[-1]

@@ -16,7 +16,8 @@ from assay.verify.base import Part, Verifier
 # Units per n-gram: words, or characters (`NGRAM_CJK`) if most units are single characters.
 NGRAM = 4
 NGRAM_CJK = 8
-# Allowed share of repeated n-grams. The largest share measured in honest text is 0.38.
+# Allowed share of repeated n-grams.
+# The largest share of repetition measured in honest text is 0.38.
 ALLOWED = 0.4
 # Additional allowance if all numbers count as equal, for worked examples that differ in numbers.
 ALLOWED_FOLDED = 0.3
@@ -67,9 +68,9 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
     - words in sentences that occur at least three times.
 
     Case, punctuation, white space and invisible characters are ignored. Each share is 0 up to its
-    allowance and then rises linearly to 1. Shares of n-grams are computed in blocks of `BLOCK`
-    words. A text of fewer than `LEAST` words has only the share of sentences. A text of fewer than
-    `LEAST_SENTENCES` words passes.
+    allowance and then rises linearly to 1. Shares of repeated n-grams are computed in blocks of
+    `BLOCK` words. A text of fewer than `LEAST` words is judged only by the share of repeated
+    sentences. A text of fewer than `LEAST_SENTENCES` words passes.
     """
     allowed, size, tolerance = (field.read(problem) for field in FIELDS)
     text = completion.text.translate(_INVISIBLE).casefold()
@@ -98,7 +99,7 @@ def judge_repetition(problem: Problem, completion: Completion) -> Part:
 
 
 def _counted(units: Sequence[str], folded: Sequence[str], size: int) -> list[bool]:
-    """Return, for each n-gram, whether the n-gram counts.
+    """Return, for each n-gram, whether the n-gram counts as possible repetition.
 
     An n-gram of mostly numbers does not count, unless it is in a long run of one number. Tables
     would fail otherwise.
@@ -141,7 +142,8 @@ def _ngram_excess(
 def _sentence_excess(text: str) -> float:
     """Return the share of words in third and later occurrences of sentences, above the allowance.
 
-    A second occurrence is normal, because the reasoning often contains the answer's sentences.
+    A second occurrence of a sentence is normal, because the reasoning often contains the answer's
+    sentences.
     """
     seen: Counter[tuple[str, ...]] = Counter()
     repeated = total = 0
