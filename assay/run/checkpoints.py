@@ -4,7 +4,8 @@ checkpoints/pinned.json   Steps that retention never removes, with the reason fo
 checkpoints/step-000050/
   manifest.json       Format, step, components, size and SHA-256 of every file; written last.
   model files         Files of the component ``model``: the folder loads as a Hugging Face model.
-  learner/  curriculum/  random/  ...   One folder for each other component.
+                      The optimizer's state is there too: optimizer.safetensors, learner.json.
+  curriculum/  random/  ...   One folder for each other component.
 """
 
 from __future__ import annotations
