@@ -37,6 +37,7 @@ from assay.config.tree import (
     with_sampling,
 )
 from assay.config.upkeep import (
+    AlertsConfig,
     AuditConfig,
     CheckpointConfig,
     EvaluationConfig,

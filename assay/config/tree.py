@@ -29,6 +29,7 @@ from assay.config.stages import OptimizerConfig, PretrainConfig, RLConfig, SFTCo
 from assay.config.toml_text import apply_override, key_lines, not_toml
 from assay.config.tools import ToolsConfig
 from assay.config.upkeep import (
+    AlertsConfig,
     AuditConfig,
     CheckpointConfig,
     EvaluationConfig,
@@ -87,6 +88,7 @@ class TrainConfig(Section):
     audit: AuditConfig | None = None
     guard: GuardConfig = GuardConfig()
     log: LogConfig = LogConfig()
+    alerts: AlertsConfig | None = None
     scale: ScaleConfig = ScaleConfig()
     server: ServerConfig = ServerConfig()
 
@@ -380,6 +382,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         yield from clashes_of_mixture(config.data.mixture, config.stage, *others)
     yield from config.guard.clashes(config.stage)
     yield from config.audit.clashes(config.stage, config.data.verifier) if config.audit else ()
+    yield from config.alerts.clashes() if config.alerts else ()
     pairwise = config.preference is not None and config.preference.judge == "pairwise"
     yield from config.curriculum.clashes(config.stage, config.drawing is not None, pairwise)
     if config.rl is None and config.drawing is not None and not config.data.train:

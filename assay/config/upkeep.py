@@ -1,7 +1,9 @@
-"""The sections ``[evaluation]``, ``[checkpoint]``, ``[verification]``, ``[audit]``, ``[log]``."""
+"""The sections ``[evaluation]``, ``[checkpoint]``, ``[verification]``, ``[audit]``, ``[log]`` and
+``[alerts]``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -19,6 +21,8 @@ from assay.config.section import (
 )
 from assay.config.toml_text import plain_tables, point_lists
 from assay.errors import message
+
+_ADDRESS = re.compile(r"[^@\s<>,;]+@[^@\s<>,;]+")
 
 
 class EvaluationConfig(Section):
@@ -174,3 +178,51 @@ class LogConfig(Section):
     """Number of rollouts to log per step, from lowest to highest reward. 0: none."""
     samples_every: Natural = 10
     """Number of steps between logged rollouts. The first step is included."""
+
+
+class AlertsConfig(Section):
+    """Messages about a run, to a webhook, an e-mail address or a command (docs/loggers.md#alerts).
+
+    A separate process sends the messages. It therefore also reports a run that was killed or that
+    hangs. A message contains no prompts and no completions.
+    """
+
+    url_env: Text | None = None
+    """Name of the environment variable with the URL of a webhook (Slack, Mattermost, your own). The
+    webhook gets a JSON object by POST, with the message as ``text``. The URL is not part of the
+    configuration, because it is usually a secret."""
+    email: Text | None = None
+    """Address that receives the messages as e-mail. The environment variable ASSAY_SMTP_URL names
+    the mail server: ``smtps://USER:PASSWORD@HOST:465``, or ``smtp://`` with STARTTLS if the server
+    offers it."""
+    command: tuple[Text, ...] = ()
+    """Command and arguments that run for each message. The message is the last argument, and
+    standard input is the JSON object that a webhook gets."""
+    on: tuple[Literal["start", "guard", "note", "evaluation", "stall", "end"], ...] = (
+        "start",
+        "guard",
+        "note",
+        "stall",
+        "end",
+    )
+    """Kinds of messages. ``start``: the run starts or resumes. ``guard``: the guard stops or pauses
+    the run. ``note``: a guard rule warns. ``evaluation``: an evaluation on held-out problems.
+    ``stall``: no progress for `stall_minutes`. ``end``: the run ends, or its process dies."""
+    every_minutes: NonNegative = 10.0
+    """Minimum number of minutes between two messages of the kind ``guard``, ``note`` or
+    ``evaluation``. Suppressed messages are counted in the next message."""
+    stall_minutes: Positive = 30.0
+    """Number of minutes without progress after which a ``stall`` message is sent."""
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        """Keys of the configured destinations."""
+        return tuple(key for key in ("url_env", "email", "command") if getattr(self, key))
+
+    def clashes(self) -> Iterator[str]:
+        """Yield a message for each invalid setting."""
+        if not self.destinations:
+            accepted = "url_env, email or command"
+            yield message("alerts", "no destination", accepted, "set one, or remove [alerts]")
+        if self.email is not None and not _ADDRESS.fullmatch(self.email):
+            yield message("alerts.email", self.email, "one address, as name@host")

@@ -50,7 +50,8 @@ from assay.types import Group, Verdict
 from assay.verify.service import VerifierService
 
 _AS_IT_WAS = ("checkpoint.every=1000000000", "checkpoint.keep_last=1000000000")
-_AS_IT_WAS += ("checkpoint.minutes=", "checkpoint.max_disk_gib=", "log.to=[]")
+_AS_IT_WAS += ("checkpoint.minutes=", "checkpoint.max_disk_gib=")
+_AS_IT_WAS += ("log.to=[]", "alerts=")
 _AS_IT_WAS += ("verification.trial_seconds=0",)
 """Overrides for the copy. They do not affect sampling, verdicts or learning."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")

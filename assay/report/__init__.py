@@ -7,5 +7,6 @@ compare_runs.py                      Differences between runs.
 rollout_index.py, selection.py       Index, filters and orders of recorded rollouts.
 rollouts.py, rollout_pages.py        Recorded rollouts as text and as HTML.
 viewer/                              The local web viewer.
+alerts.py, alert_sender.py            Messages about a run: webhook, e-mail, command.
 trackers.py                          Export of metrics to experiment trackers.
 """

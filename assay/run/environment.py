@@ -31,7 +31,10 @@ _PACKAGES = [
     "peft",
 ]
 
-_HARMLESS = ("run", "checkpoint", "evaluation", "verification", "guard", "log", "scale", "audit")
+_HARMLESS = (
+    *("run", "checkpoint", "evaluation", "verification"),
+    *("guard", "log", "alerts", "scale", "audit"),
+)
 """Configuration sections whose changes do not affect sampling, verdicts or learning."""
 _HARMFUL = (
     "verification.options",

@@ -109,6 +109,9 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     # Trackers receive text and an API key; TensorBoard writes local files only.
     if {*config.log.to} - {"tensorboard"} and not config.log.offline:
         yield "log.to", ""
+    # Alerts run a command, and send text to a server.
+    if config.alerts is not None:
+        yield from ((f"alerts.{key}", "") for key in config.alerts.destinations)
     for verifier, powers in _POWERS.items():
         options = config.verification.options.get(verifier, {})
         yield from (

@@ -22,6 +22,7 @@ from assay.plan.decision import LIMITS, reason_of
 from assay.plan.facts import facts_of_config
 from assay.plan.record import run_decision
 from assay.plan.step_seconds import GivenWork
+from assay.report.alerts import send_alerts
 from assay.report.report import write_report
 from assay.report.trackers import report_to_trackers
 from assay.run.directory import Run
@@ -151,10 +152,11 @@ def open_run(
             session.actors.on_event = run.event
     if stage.config.scale.num_followers:
         run.event("learner_ranks", size=stage.config.scale.learner_ranks)
-    # A replay runs in a temporary copy of the run, which no report or tracker should show.
+    # A replay runs in a temporary copy of the run, which no report, tracker or alert should show.
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
+        send_alerts(run)
     return stack.enter_context(run)
 
 

@@ -136,12 +136,12 @@ def _read(trial: Trial) -> None:
     if trial.recipe is not None:
         check_rows([*trial.recipe.stages.values()], outputs_of(trial.recipe, Path(trial.name)), ())
         return
-    from assay.report.trackers import check_trackers
+    from assay.report.alerts import check_listeners
     from assay.session.assemble import open_verifiers
     from assay.training.api import kind_of, settled
 
     (config,) = trial.configs
-    check_trackers(config.log)
+    check_listeners(config)
     config = settled(config)
     with ExitStack() as stack:
         kind_of(config).read(config, open_verifiers(config, stack))

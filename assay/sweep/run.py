@@ -297,9 +297,9 @@ def key_of(trial: Trial) -> str:
     """Return the hash of all settings that a finished run depends on, and of their files."""
     settings = trial.settings
     for tree in [settings] if trial.recipe is None else settings.values():
-        # A guard only ends a run, and trackers only read it.
-        tree.pop("guard", None)
-        tree.pop("log", None)
+        # A guard only ends a run, and trackers and alerts only read it.
+        for section in ("guard", "log", "alerts"):
+            tree.pop(section, None)
         _name_checkpoints(tree)
     return _digest([settings, *_hashes_of_inputs(settings)])
 

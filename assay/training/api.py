@@ -24,8 +24,8 @@ from assay.host.files import check_folder, check_output
 from assay.host.startup import doing
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.memory import plan_memory
+from assay.report.alerts import check_listeners
 from assay.report.loaded import load_run
-from assay.report.trackers import check_trackers
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
 from assay.run.startup import show_startup
@@ -131,7 +131,7 @@ def run_stage(stage: Stage) -> TrainResult:
     # The output folder and trackers are checked early: both must work before a model is loaded.
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
-    check_trackers(stage.config.log)
+    check_listeners(stage.config)
     stage = replace(stage, config=settled(stage.config))
     with show_startup(stage.quiet):
         folder = kind_of(stage.config).run(stage)
@@ -253,7 +253,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     The parameters are those of `train`.
     """
     settings = settled(read_config(config, overrides))
-    check_trackers(settings.log)
+    check_listeners(settings)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
         # A preview samples with the local engine, so only a teacher in actors needs a cluster.
