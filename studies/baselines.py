@@ -39,12 +39,14 @@ STUDY = Study(
     source=(
         "Dubois et al. 2023, AlpacaFarm (arXiv 2305.14387), table 2. Reinforcement learning and"
         " best-of-n improve on supervised fine-tuning. Binary FeedME (fine-tuning on positives)"
-        " and binary reward conditioning do not."
+        " and binary reward conditioning do not improve on supervised fine-tuning."
     ),
     setup=SETUP,
     run=run_baseline,
     arms=(
-        Arm("cold start", "the common starting point", {"method": "cold_start"}),
+        Arm(
+            "cold start", "the checkpoint from which all other arms start", {"method": "cold_start"}
+        ),
         Arm(
             "best of 8",
             "eight completions per held-out problem; the verifier selects the best",
@@ -65,7 +67,7 @@ STUDY = Study(
         ),
         Arm(
             "grpo",
-            "60 steps of 16 x 8, the same number of completions",
+            "60 steps of 16 x 8 completions, as many as the other arms",
             {
                 "steps": 60,
                 "config": {
@@ -111,22 +113,23 @@ STUDY = Study(
     panels=(Panel("accuracy", "held-out accuracy", is_value=True),),
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
-        "An exact verifier gives the feedback, and accuracy measures the same quantity."
-        " AlpacaFarm's feedback is noisy, and expresses preferences that fine-tuning already"
-        " meets well. Best-of-8 by the verifier is an upper bound, because it needs the answer at"
-        " test time. Quark is not among the arms: with binary rewards it equals repeated reward"
-        " conditioning."
+        "An exact verifier gives the feedback, and held-out accuracy measures the same quantity as"
+        " the feedback. AlpacaFarm's feedback is noisy, and expresses preferences that fine-tuning"
+        " already meets well. Best-of-8 by the verifier is an upper bound, because it needs the"
+        " answer at test time. Quark is not among the arms, because with binary rewards Quark"
+        " equals repeated reward conditioning."
     ),
     reading=(
-        "The verifier is exact, and a quarter of the cold start's samples pass.\n"
+        "In this study the verifier is exact, and a quarter of the cold start's samples pass.\n"
         "\n"
-        "- Binary FeedME, which fine-tunes on the passed completions, ends three points above"
-        " GRPO with the same number of completions. The difference exceeds its error in the first"
-        " run only. Both methods double the accuracy of the cold start.\n"
+        "- Binary FeedME, which fine-tunes on the passed completions, ends three points above GRPO"
+        " with the same number of completions. The difference between FeedME and GRPO exceeds its"
+        " error in the first run only. FeedME and GRPO both double the accuracy of the cold"
+        " start.\n"
         "- Each method had one setting: three epochs over its traces for FeedME, one optimizer"
         " step per batch for GRPO.\n"
-        "- Reward conditioning gains three to five points. In the first run this gain is not"
-        " significant.\n"
+        "- Reward conditioning gains three to five points. In the first run, the gain of reward"
+        " conditioning is not significant.\n"
         "- Best-of-8 shows how much can be gained: in seven of eight problems, at least one of"
         " eight samples is correct.\n"
         "- AlpacaFarm found FeedME below reinforcement learning. AlpacaFarm's feedback is noisy,"

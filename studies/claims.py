@@ -83,9 +83,9 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
     """
     bound = math.log(margin) if as_ratio else margin
     criterion = (
-        f"{_sides(first, second, as_ratio)}. Reproduced: the mean is at least {margin:g} and the"
-        f" interval lies above {1 if as_ratio else 0}. Not reproduced: the interval lies below"
-        f" {margin:g}"
+        f"{_sides(first, second, as_ratio)}; reproduced if the mean is at least {margin:g} and the"
+        f" interval lies above {1 if as_ratio else 0}, and not reproduced if the interval lies"
+        f" below {margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -107,8 +107,8 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
     criterion = (
-        f"{_sides(first, second, as_ratio)}. Reproduced: the interval lies between {allowed}."
-        " Not reproduced: it lies outside"
+        f"{_sides(first, second, as_ratio)}; reproduced if the interval lies between {allowed}, and"
+        " not reproduced if the interval lies outside"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -128,8 +128,8 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     and else inconclusive.
     """
     criterion = (
-        f"{_sides(first, second, as_ratio=False)}. Reproduced: the interval lies above"
-        f" -{margin:g}. Not reproduced: it lies below -{margin:g}"
+        f"{_sides(first, second, as_ratio=False)}; reproduced if the interval lies above"
+        f" -{margin:g}, and not reproduced if the interval lies below -{margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -160,4 +160,4 @@ def _sides(first: Of, second: Of, as_ratio: bool) -> str:
     else:
         sides = [f"`{side.value}` of *{side.arm}*" for side in (first, second)]
         named = f" {joined} ".join(sides)
-    return f"Compared: {named}"
+    return f"compares {named}"

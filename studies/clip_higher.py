@@ -41,14 +41,14 @@ STUDY = Study(
     ),
     claims=(
         exceeds(
-            "Clip-higher keeps entropy higher.",
+            "Clip-higher keeps the policy's entropy higher than symmetric clipping.",
             Of("clip 0.28", "entropy_end"),
             Of("clip 0.2", "entropy_end"),
             margin=1.05,
             as_ratio=True,
         ),
         exceeds(
-            "Clip-higher ends with better held-out accuracy.",
+            "Clip-higher ends with better held-out accuracy than symmetric clipping.",
             Of("clip 0.28", "accuracy"),
             Of("clip 0.2", "accuracy"),
             margin=0.01,
@@ -69,19 +69,20 @@ STUDY = Study(
         "Each batch has eight optimizer steps, because with one step no ratio leaves the clip"
         " range. The paper's model has 32B parameters and was trained for thousands of steps. The"
         " other parts of DAPO (dynamic sampling, overlong shaping) are off, so that the arms"
-        " differ in one number. The learning rate is a second choice: at 3e-4 the symmetric arm"
-        " collapsed, so both arms use 1e-4."
+        " differ in one number. At the first choice of the learning rate, 3e-4, the arm with"
+        " symmetric clipping collapsed, so both arms use 1e-4."
     ),
     reading=(
-        "Both claims are inconclusive.\n"
+        "Both claims of the study are inconclusive.\n"
         "\n"
-        "- The first run decides against an entropy gain of 5 %. The second is inconclusive.\n"
+        "- The first run decides against an entropy gain of 5 %, and the second run is"
+        " inconclusive.\n"
         "- Neither run shows which clip range ends more accurate: seeds differ far more than the"
         " two arms.\n"
-        "- Only one token in eighty is clipped in either arm, so the upper bound has little"
+        "- In both arms only one token in eighty is clipped, so the upper bound has little"
         " effect.\n"
-        "- Eight optimizer steps per batch reduce accuracy: it ends some 20 points below that of"
-        " one step per batch ([length bias](length_bias.md), the same cold starts)."
+        "- With eight optimizer steps per batch, accuracy ends some 20 points lower than with one"
+        " step per batch ([length bias](length_bias.md), the same cold starts)."
     ),
 )
 

@@ -67,7 +67,8 @@ STUDY = Study(
     source=(
         "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 2.3.3: problems are sampled in"
         " proportion to 1 - success rate. Bae et al. 2025, Online Difficulty Filtering (arXiv"
-        " 2504.03380): training on problems with medium pass rates learns faster and ends higher."
+        " 2504.03380): training on problems with medium pass rates learns faster and ends with"
+        " higher accuracy."
     ),
     setup=(
         "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. A"
@@ -77,8 +78,9 @@ STUDY = Study(
         " guesses, and in the others 10 % of the steps are wrong. Every arm has the same 400"
         " problems: 80 sums of each length. A step of GRPO has 16 problems x 8 completions of at"
         " most 72 tokens at temperature 1, and one optimizer step of AdamW at a learning rate of"
-        " 1e-4. All arms sample the same number of completions, 3.2 epochs. Held-out accuracy is"
-        " measured on 1,000 sums, 200 of each length, with one completion each at temperature 1."
+        " 1e-4. All arms sample the same number of completions, which is 3.2 epochs of the"
+        " problems. Held-out accuracy is measured on 1,000 sums, 200 of each length, with one"
+        " completion each at temperature 1."
     ),
     run=draw_and_learn,
     common={"steps": 80},
@@ -96,13 +98,15 @@ STUDY = Study(
     ),
     claims=(
         exceeds(
-            "A band of pass rates ends higher than uniform draws.",
+            "Drawing problems within a band of pass rates ends with higher accuracy than uniform"
+            " draws.",
             Of("band", "accuracy"),
             Of("uniform", "accuracy"),
             margin=0.02,
         ),
         exceeds(
-            "Draws in proportion to failure end higher than uniform draws.",
+            "Drawing problems in proportion to failure ends with higher accuracy than uniform"
+            " draws.",
             Of("prioritized", "accuracy"),
             Of("uniform", "accuracy"),
             margin=0.02,
@@ -125,21 +129,22 @@ STUDY = Study(
         "mixed_end": "mixed groups at the end",
     },
     limits=(
-        "Pass rates come only from the run's own completions, eight for each draw of a problem."
-        " No problem is rated before the run. Problems are never retired, and groups are never"
-        " replaced. There is one size of problem set: with more problems than draws, the orders"
-        " would hardly differ. Training accuracy is measured on the problems that an arm draws,"
-        " so it does not compare arms."
+        "Pass rates come only from the run's own completions, eight for each draw of a problem. No"
+        " problem has a known pass rate before the run. The curriculum never retires problems and"
+        " never replaces groups. The study has one size of problem set; with more problems than"
+        " draws, the arms' orders of problems would hardly differ. Training accuracy is measured"
+        " on the problems that an arm draws, so training accuracies of different arms are not"
+        " comparable."
     ),
     reading=(
-        "- The band draws more mixed groups: three in four, against five in eight with uniform"
-        " draws.\n"
-        "- The band ends about two points more accurate in both runs. The criterion asks for two"
-        " points, and the error of eight seeds is as large. One run therefore counts as"
-        " reproduced and the other as inconclusive.\n"
-        "- Draws in proportion to failure gain nothing. They add mostly long sums, in which all"
-        " eight completions fail. Such groups carry no gradient. These draws find no more mixed"
-        " groups than uniform draws."
+        "- With the band, three in four groups are mixed (some completions pass, some fail),"
+        " against five in eight with uniform draws.\n"
+        "- In both runs, drawing from the band ends about two points more accurate than uniform"
+        " draws. The criterion asks for two points, and the error of eight seeds is as large, so"
+        " one run counts as reproduced and the other as inconclusive.\n"
+        "- Draws in proportion to failure gain nothing. Draws in proportion to failure add mostly"
+        " long sums, in which all eight completions fail. Groups of failed completions carry no"
+        " gradient. Draws in proportion to failure find no more mixed groups than uniform draws."
     ),
 )
 

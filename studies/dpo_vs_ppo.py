@@ -88,26 +88,27 @@ STUDY = Study(
     columns={"accuracy": "held-out accuracy", "tokens": "tokens a completion"},
     limits=(
         "The pairs come from 960 x 8 completions of the cold start: up to two pairs per problem,"
-        " each with a correct and a wrong completion. They are therefore on-policy only at the"
-        " beginning. Each method has one setting. DPO sees no new completions; PPO and GRPO"
-        " sample 60 x 128."
+        " each with a correct and a wrong completion. The preference pairs are therefore on-policy"
+        " only at the beginning. Each method has one setting. DPO trains on no new completions;"
+        " PPO and GRPO sample 60 steps of 128 completions."
     ),
     reading=(
-        "No method gains from these preferences.\n"
+        "None of the three methods gains accuracy from these preferences.\n"
         "\n"
         "- The cold starts solve over a quarter of the problems (0.28 in both runs).\n"
-        "- PPO and GRPO fall below the cold start in nearly every seed, to means of 0.09 to"
-        " 0.18. The cause is their reward model. Trained on these pairs, the reward model"
-        " separates reasoning from guessing, but hardly a correct chain from a wrong chain"
-        " ([over-optimization](overoptimization.md)). PPO and GRPO optimize this wrong reward.\n"
-        "- DPO ends between 0.01 and 0.47. In most of its runs, *both* completions of most pairs"
-        " become less likely than at the start (0.79 of the pairs on average in the first run,"
-        " 0.64 in the second).\n"
-        "- PPO and GRPO have the lower mean in both runs, but DPO varies so much that nothing is"
-        " decided.\n"
+        "- PPO and GRPO fall below the cold start in nearly every seed, to means of 0.09 to 0.18."
+        " PPO and GRPO fall because of their reward model. Trained on the preference pairs, the"
+        " reward model separates reasoning from guessing, but hardly a correct chain from a wrong"
+        " chain ([over-optimization](overoptimization.md)). PPO and GRPO optimize the wrong reward"
+        " of this model.\n"
+        "- The accuracy of DPO ends between 0.01 and 0.47. In most runs of DPO, *both* completions"
+        " of most pairs become less likely than at the start (0.79 of the pairs on average in the"
+        " first run, 0.64 in the second).\n"
+        "- In both runs, PPO and GRPO have a lower mean accuracy than DPO, but DPO varies so much"
+        " between seeds that nothing is decided.\n"
         "\n"
         "The paper's claim is about preferences that express the goal. This study does not test"
-        " that case."
+        " preferences that express the goal."
     ),
 )
 

@@ -30,14 +30,14 @@ STUDY = Study(
             margin=0.05,
         ),
         exceeds(
-            "PPO's peak memory is larger.",
+            "PPO's peak memory is larger than GRPO's.",
             Of("ppo", "peak_mib"),
             Of("grpo", "peak_mib"),
             margin=1.05,
             as_ratio=True,
         ),
         exceeds(
-            "PPO takes more CPU time.",
+            "PPO takes more CPU time than GRPO.",
             Of("ppo", "cpu_seconds"),
             Of("grpo", "cpu_seconds"),
             margin=1.05,
@@ -56,25 +56,26 @@ STUDY = Study(
         "cpu_seconds": "CPU seconds of the whole run",
     },
     limits=(
-        "CPU seconds are those of the trainer's process, with its start and its evaluations."
-        " Wall-clock seconds would depend more on the machine's other work. Peak memory is that"
-        " of the process: Python, PyTorch and Transformers alone take some 400 MiB, and a critic"
-        " of 0.7M parameters takes 11 MiB (16 bytes per parameter: weight, gradient, two"
-        " moments).\n"
+        "CPU seconds are measured over the whole trainer process, including its start and its"
+        " evaluations. Wall-clock seconds would depend more on the machine's other work. Peak"
+        " memory is measured over the whole process: Python, PyTorch and Transformers alone take"
+        " some 400 MiB, and a critic of 0.7M parameters takes 11 MiB (16 bytes per parameter:"
+        " weight, gradient, two moments).\n"
         "\n"
-        "The criteria for memory and time were changed after the first figures had been seen."
-        " The first plan was to judge both on a larger model with random weights. All completions"
-        " of that model are wrong, so GRPO has no advantages and skips its updates, and there is"
-        " nothing to compare. Memory and time are now judged on the small model.\n"
+        "The criteria for memory and time were changed after the first figures had been seen. The"
+        " first plan was to compare memory and time on a larger model with random weights. All"
+        " completions of a model with random weights are wrong, so GRPO has no advantages and"
+        " skips its updates, and there is nothing to compare. Memory and time are now compared on"
+        " the 0.7M-parameter model.\n"
         "\n"
         "Each method has one setting. The critic has the policy's learning rate and no warm-up."
     ),
     reading=(
-        "- GRPO and PPO end equally accurate: within three points in both runs.\n"
-        "- PPO takes 1.8 times the CPU time.\n"
+        "- GRPO and PPO end equally accurate, within three points in both runs.\n"
+        "- PPO takes 1.8 times the CPU time of GRPO.\n"
         "- The critic takes about 30 MiB of the process's 670 MiB. The criterion asks for five"
-        " percent, and the measured difference is four to five percent. The claim about memory is"
-        " therefore inconclusive at 0.7M parameters."
+        " percent more memory, and the measured difference is four to five percent. The claim"
+        " about memory is therefore inconclusive at 0.7M parameters."
     ),
 )
 

@@ -17,7 +17,7 @@ STUDY = Study(
     source=(
         "Kimi Team 2025, Kimi k1.5 (arXiv 2501.12599), section 3.5 and figure 10: learning from"
         " wrong completions too is far more sample-efficient than ReST, which learns only from"
-        " correct ones."
+        " correct completions."
     ),
     setup=SETUP,
     run=reinforce,
@@ -45,7 +45,7 @@ STUDY = Study(
             margin=0.02,
         ),
         exceeds(
-            "Kimi's method ends more accurate.",
+            "Kimi's method ends more accurate than expert iteration.",
             Of("kimi", "accuracy"),
             Of("expert iteration", "accuracy"),
             margin=0.02,
@@ -63,18 +63,18 @@ STUDY = Study(
         "entropy_end": "entropy at the end",
     },
     limits=(
-        "Each batch has four optimizer steps: with one, the mirror term would have no effect."
-        " Expert iteration is online here (a new batch at each step). ReST in the paper collects"
-        " larger batches."
+        "Each batch has four optimizer steps, because with one optimizer step the mirror term"
+        " would have no effect. In this study, expert iteration is online (a new batch at each"
+        " step). ReST in the paper collects larger batches."
     ),
     reading=(
-        "Both claims are inconclusive.\n"
+        "Both claims of the study are inconclusive.\n"
         "\n"
-        "- Early in training there is no difference.\n"
-        "- At the end Kimi's method is two to three points ahead in both runs, but both"
-        " intervals include 0.\n"
-        "- Half of the samples soon pass. Wrong completions then add little information. The"
-        " paper's claim is about hard problems, where most samples fail."
+        "- Early in training, Kimi's method and expert iteration do not differ.\n"
+        "- At the end Kimi's method is two to three points ahead in both runs, but both intervals"
+        " include 0.\n"
+        "- Half of the samples soon pass. If half of the samples pass, wrong completions add"
+        " little information. The paper's claim is about hard problems, where most samples fail."
     ),
 )
 

@@ -18,11 +18,11 @@ STUDY = Study(
     name="kl_estimators",
     title="KL estimators in the loss and in the reward",
     source=(
-        "Schulman 2020, Approximating KL divergence: k1, k2 and k3 as values. Tang and Munos"
-        " 2025, On a few pitfalls in KL divergence gradient estimation for RL (arXiv 2506.09477):"
-        " with k1 in the loss the expected gradient is zero, so k1 does not restrain the policy."
-        " k2 in the loss and k1 in the reward give the gradient of the reverse KL. k3 in the loss"
-        " gives the gradient of the forward KL (each per token)."
+        "Schulman 2020, Approximating KL divergence: k1, k2 and k3 as estimates of the KL's value."
+        " Tang and Munos 2025, On a few pitfalls in KL divergence gradient estimation for RL"
+        " (arXiv 2506.09477): with k1 in the loss the expected gradient is zero, so k1 does not"
+        " restrain the policy. k2 in the loss and k1 in the reward give the gradient of the"
+        " reverse KL. k3 in the loss gives the gradient of the forward KL (each per token)."
     ),
     setup=SETUP,
     run=reinforce,
@@ -33,7 +33,7 @@ STUDY = Study(
     arms=(
         Arm(
             "none",
-            "weight 1e-9: the KL is measured and does not restrain",
+            "weight 1e-9: the KL is measured and does not restrain the policy",
             _penalty("k1", "loss", 1e-9),
         ),
         Arm("k1 loss", f"{WEIGHT} x (log p - log ref), in the loss", _penalty("k1", "loss")),
@@ -75,19 +75,19 @@ STUDY = Study(
         "grad_norm_end": "gradient norm",
     },
     limits=(
-        "All arms use the settings of RLOO. Its loss sums over the tokens of a completion, so a"
+        "All arms use the settings of RLOO. RLOO's loss sums over the tokens of a completion, so a"
         " weight means the same in the loss and in the reward. The KL in the table is the mean of"
-        " k3 over sampled tokens, in every arm. There is one weight and one learning rate. The"
-        " expected gradient of k1 is zero only for the policy that sampled, so each batch has one"
-        " optimizer step. The number of steps was cut to 40 for lack of time, before any run."
+        " k3 over sampled tokens, in every arm. The study has one KL weight and one learning rate."
+        " The expected gradient of k1 is zero only for the policy that sampled, so each batch has"
+        " one optimizer step. For lack of time, the number of steps was cut to 40 before any run."
     ),
     reading=(
-        "- k1 in the loss has no effect in both runs, as claimed.\n"
+        "- As claimed, k1 in the loss has no effect in either run.\n"
         "- The other three estimators keep the policy closer to its reference in both runs, but"
-        " only by 8 to 16 %. The criterion asks for 25 %.\n"
-        "- In forty steps the policy moves little (0.02 nats per token). A weight of 0.05 on so"
-        " small a KL is small compared with the reward. A larger weight was not run: that would"
-        " be a search for a setting that agrees with the claim."
+        " only by 8 to 16 %. The criterion asks for a KL that is smaller by 25 %.\n"
+        "- In forty steps the policy moves little (0.02 nats per token). A KL term with weight"
+        " 0.05 is then small compared with the reward. A larger weight was not run, because trying"
+        " weights would be a search for a setting that agrees with the claim."
     ),
 )
 

@@ -9,10 +9,10 @@ STUDY = Study(
     title="The length of wrong completions under GRPO and Dr. GRPO",
     source=(
         "Liu et al. 2025, Understanding R1-Zero-Like Training (arXiv 2503.20783), section 3 and"
-        " figure 5. GRPO divides the loss of a completion by its length. Each token of a long"
-        " wrong completion is then punished less, and wrong completions grow. Dr. GRPO omits this"
-        " division and the division by the standard deviation. Wrong completions stay short, at"
-        " equal accuracy."
+        " figure 5. GRPO divides the loss of a completion by its length. Under GRPO's division,"
+        " each token of a long wrong completion is punished less, and wrong completions grow. Dr."
+        " GRPO omits the division by length and the division by the standard deviation, and its"
+        " wrong completions stay short, at equal accuracy."
     ),
     setup=SETUP,
     run=reinforce,
@@ -43,7 +43,7 @@ STUDY = Study(
             margin=1.0,
         ),
         equals(
-            "Both end equally accurate.",
+            "GRPO and Dr. GRPO end equally accurate.",
             Of("grpo", "passed_end"),
             Of("dr_grpo", "passed_end"),
             margin=0.05,
@@ -61,18 +61,18 @@ STUDY = Study(
         "accuracy": "held-out accuracy",
     },
     limits=(
-        "Completions can grow (the limit is 96 tokens; a full solution takes some 35) but have"
-        " little reason to. The paper's models write thousands of tokens. As a policy learns,"
-        " other problems are the ones it fails, which also changes the mean length of wrong"
-        " completions. The two changes of Dr. GRPO (length and deviation) are made together, as"
-        " in the paper."
+        "Completions can grow (the limit is 96 tokens, and a full solution takes some 35 tokens)"
+        " but have little reason to grow. The paper's models write thousands of tokens. As a"
+        " policy learns, it fails on other problems than before, which also changes the mean"
+        " length of wrong completions. The two changes of Dr. GRPO (length and deviation) are made"
+        " together, as in the paper."
     ),
     reading=(
         "- GRPO's wrong completions end longer in both runs, by a quarter to four tenths of a"
-        " token. This is far more than the error, and far less than the one token that the"
-        " criterion asks for.\n"
-        "- Accuracy is equal.\n"
-        "- Longer completions gain nothing in this task."
+        " token. The difference in length is far more than its error, and far less than the one"
+        " token that the criterion asks for.\n"
+        "- GRPO and Dr. GRPO end equally accurate.\n"
+        "- In this task, a longer completion has no advantage."
     ),
 )
 

@@ -15,11 +15,11 @@ STUDY = Study(
     name="outcome_gate",
     title="A shaped length reward with and without the outcome gate",
     source=(
-        "An observation without a paper. Under plain GRPO, a shaped length reward reduced"
-        " accuracy from 0.715 to 0.10 over three seeds. When the length reward counted only in"
-        " groups with a correct completion, accuracy stayed at 0.75. The shaping is the length"
-        " reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3). Its authors leave it out of"
-        " early training, because it can slow training down."
+        "The claim is an observation without a paper. Under plain GRPO, a shaped length reward"
+        " reduced accuracy from 0.715 to 0.10 over three seeds. When the length reward counted"
+        " only in groups with a correct completion, accuracy stayed at 0.75. The shaping is the"
+        " length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3). The authors of Kimi k1.5"
+        " leave the length reward out of early training, because it can slow training down."
     ),
     setup=SETUP,
     run=reinforce,
@@ -45,13 +45,13 @@ STUDY = Study(
     ),
     claims=(
         exceeds(
-            "The gate ends more accurate than plain GRPO.",
+            "GRPO with the gate ends more accurate than plain GRPO.",
             Of("gated", "accuracy"),
             Of("plain", "accuracy"),
             margin=0.05,
         ),
         exceeds(
-            "Plain GRPO ends less accurate than it began.",
+            "With the length reward, plain GRPO ends less accurate than it began.",
             Of("plain", "accuracy_before"),
             Of("plain", "accuracy"),
             margin=0.05,
@@ -69,21 +69,22 @@ STUDY = Study(
         "all_fail_end": "groups with nothing right at the end",
     },
     limits=(
-        "There is one shaping term at one weight. If nearly all groups of eight had a correct"
+        "The study has one shaping term at one weight. If nearly all groups of eight had a correct"
         " completion, the gate would have no effect. The last column of the table shows the share"
         " of groups without a correct completion."
     ),
     reading=(
         "- With the gate, accuracy ends 19 to 28 points higher on average.\n"
-        "- Without the gate, seeds end in one of two ways. In each of the two runs, three seeds"
-        " of eight fall to about 3 % (seeds 0 and 2 in both). The other seeds learn nearly as well"
-        " as without shaping. The mean therefore does not decide whether plain GRPO ends below its"
-        " start.\n"
+        "- Without the gate, a seed ends in one of two ways. In each of the two runs, three seeds"
+        " of eight fall to about 3 % (seeds 0 and 2 in both). The other five seeds of a run learn"
+        " nearly as well as without shaping. The mean therefore does not decide whether plain GRPO"
+        " ends below its start.\n"
         "- Groups without a correct completion cause the collapse: they teach the policy to be"
-        " short. More groups then have no correct completion, until nearly every completion is a"
-        " bare guess.\n"
-        "- With the gate no seed collapses. Two seeds of the second run learn slowly (to 0.31"
-        " and 0.33). Kimi's authors warn of this effect of early length rewards."
+        " short. Shorter completions leave more groups without a correct completion, until nearly"
+        " every completion is a bare guess.\n"
+        "- With the gate no seed collapses. With the gate, two seeds of the second run learn"
+        " slowly (to 0.31 and 0.33). Kimi's authors warn that early length rewards slow learning"
+        " down."
     ),
 )
 

@@ -128,10 +128,9 @@ STUDY = Study(
     title="Over-optimization of a learned reward",
     source=(
         "Gao et al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760): as"
-        " the KL grows, the gold reward rises and then falls, while the proxy reward keeps"
-        " rising. Coste et al. 2023 (arXiv 2310.02743): with 25 % of the labels flipped the"
-        " effect is stronger, and ensembles (minimum, mean minus deviation) reduce it under"
-        " best-of-n."
+        " the KL grows, the gold reward rises and then falls, while the proxy reward keeps rising."
+        " Coste et al. 2023 (arXiv 2310.02743): with 25 % of the labels flipped over-optimization"
+        " is stronger, and ensembles (minimum, mean minus deviation) reduce it under best-of-n."
     ),
     setup=SETUP,
     run=run_best_of_n,
@@ -187,26 +186,25 @@ STUDY = Study(
     },
     limits=(
         "Each proxy is the cold-started policy with a scalar head, trained on 300 pairs of a"
-        " correct and a wrong completion. *Gold* is the verdict of the verifier: correct or"
-        " wrong. *noiseless* and *noisy* are means over four models, each used alone. The models"
-        " differ in their seed and in the labels that were flipped. Best-of-n is computed"
-        " exactly, as an expectation over a pool of 150 x 64 held-out completions per seed."
-        " Best-of-n reaches at most log 64 - 63/64 = 3.2 nats; reinforcement learning can go"
+        " correct and a wrong completion. *Gold* is the verdict of the verifier: correct or wrong."
+        " The figures of *noiseless* and *noisy* are means over four models, each used alone. The"
+        " four models differ in their seed and in the labels that were flipped. Best-of-n is"
+        " computed exactly, as an expectation over a pool of 150 x 64 held-out completions per"
+        " seed. Best-of-n reaches at most log 64 - 63/64 = 3.2 nats; reinforcement learning can go"
         " further."
     ),
     reading=(
-        "The curve agrees with the literature.\n"
+        "The curve of gold over n agrees with the literature.\n"
         "\n"
-        "- Best of 4 by a learned reward is correct four times in ten. Best of 64 is correct"
-        " once in eight, half as often as an unselected sample. The proxy reward rises"
-        " throughout.\n"
-        "- The samples show the cause. 300 pairs teach these models that reasoning beats"
-        " guessing (scores correlate with length: 0.8 to 0.9), but not whether a step is correct."
-        " Among completions that all reason, the highest score goes to an unusual one, and"
-        " correct completions are the common ones.\n"
-        "- All models share this error. The ensembles therefore end only two points above one"
-        " noisy model in both runs, while the fall is twenty-eight points.\n"
-        "- The effect of flipped labels is not significant."
+        "- Best of 4 by a learned reward is correct four times in ten. Best of 64 is correct once"
+        " in eight, half as often as an unselected sample. The proxy reward keeps rising with n.\n"
+        "- The cause is visible in the samples. 300 pairs teach the reward models that reasoning"
+        " beats guessing (scores correlate with length: 0.8 to 0.9), but not whether a step is"
+        " correct. Among completions that all reason, the highest score goes to an unusual"
+        " completion, while correct completions are the common ones.\n"
+        "- All models of an ensemble share this error. The ensembles therefore end only two points"
+        " above one noisy model in both runs, while the fall is twenty-eight points.\n"
+        "- Flipping labels has no significant effect on gold."
     ),
 )
 

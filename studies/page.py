@@ -118,7 +118,10 @@ def page(study: Study, runs: Sequence[Run]) -> str:
         parts.append(_legend(study, len(next(iter(runs[0].outcomes.values())))))
     for run in runs:
         parts += [f"## {HEADINGS[run.kind][0]}", table(study, run.outcomes)]
-    parts.append("Mean ± standard error over seeds (each seed's value).")
+    parts.append(
+        "Each cell of the tables shows the mean ± standard error over seeds, and each seed's value"
+        " in parentheses."
+    )
     parts += ["## Setup", study.setup, _arms(study), "## Criteria", _criteria(study)]
     parts += ["## Limits", study.limits, "## Runs", *(run.machines for run in runs)]
     parts.append(f"Date: {datetime.date.today().isoformat()}.")
@@ -127,14 +130,24 @@ def page(study: Study, runs: Sequence[Run]) -> str:
 
 
 SAYS: Mapping[Kind, str] = {
-    "first": "Parentheses hold the 95 % interval of the mean over seeds (Student's t).",
-    "seeds": "*Other seeds* is a second run with other seeds. A claim is decided if both agree.",
+    "first": (
+        "The parentheses after a difference or ratio hold the 95 % interval of its mean over seeds"
+        " (Student's t)."
+    ),
+    "seeds": (
+        "*Other seeds* is a second run with other seeds. A claim is decided if the first run and"
+        " the run with other seeds agree."
+    ),
     "rounding": (
-        "*Again* is a run with the first run's seeds, on kernels that round differently, so that it"
+        "The *second run* has the seeds of the first run, on kernels that round differently, so it"
         " repeats much of the first run's noise."
     ),
 }
-BEFORE: Mapping[Kind, str] = {"first": "", "seeds": "; other seeds: ", "rounding": "; again: "}
+BEFORE: Mapping[Kind, str] = {
+    "first": "",
+    "seeds": "; other seeds: ",
+    "rounding": "; second run: ",
+}
 
 
 def judged(study: Study, runs: Sequence[Run]) -> list[tuple[dict[Kind, Finding], str]]:
@@ -157,7 +170,7 @@ def verdicts(study: Study, runs: Sequence[Run]) -> str:
     lines: list[str] = []
     for claim, (findings, together) in zip(study.claims, judged(study, runs), strict=True):
         numbers = "".join(BEFORE[kind] + finding.numbers for kind, finding in findings.items())
-        lines.append(f"- {claim.says} **{together}**: {numbers}.")
+        lines.append(f"- {claim.says.removesuffix('.')}: **{together}**: {numbers}.")
     return "\n".join([*lines, "", " ".join(SAYS[run.kind] for run in runs)])
 
 
@@ -192,8 +205,8 @@ def _arms(study: Study) -> str:
 
 RULE = (
     "The criteria were written in the code before the first run, unless *Limits* says otherwise."
-    " Arms are compared seed by seed. Intervals are 95 % intervals of the mean. Any other result is"
-    " inconclusive."
+    " Two arms are compared by their difference in each seed. All intervals are 95 % intervals of"
+    " the mean over seeds. If neither condition of a claim holds, its result is inconclusive."
 )
 
 
@@ -203,7 +216,7 @@ def _criteria(study: Study) -> str:
         criterion = claim.criterion
         for name, heading in study.columns.items():
             criterion = criterion.replace(f"`{name}`", heading)
-        lines.append(f"- {claim.says} {criterion}.")
+        lines.append(f"- {claim.says.removesuffix('.')}: {criterion}.")
     return "\n".join([RULE, "", *lines])
 
 

@@ -16,9 +16,9 @@ STUDY = Study(
     name="rft_vs_grpo",
     title="Rejection sampling, outcome GRPO and process GRPO",
     source=(
-        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO"
-        " with outcome rewards beats online rejection-sampling fine-tuning (RFT), and GRPO with"
-        " process rewards beats both."
+        "Shao et al. 2024, DeepSeekMath (arXiv 2402.03300), section 5.2.1 and figure 5: GRPO with"
+        " outcome rewards beats online rejection-sampling fine-tuning (RFT), and GRPO with process"
+        " rewards beats RFT and outcome rewards."
     ),
     setup=SETUP,
     run=reinforce,
@@ -43,8 +43,8 @@ STUDY = Study(
             margin=0.02,
         ),
         exceeds(
-            "Half way, process rewards are ahead of outcome rewards (training accuracy, steps 11 to"
-            " 30).",
+            "Halfway through training, process rewards are ahead of outcome rewards (training"
+            " accuracy, steps 11 to 30).",
             Of("grpo_process", "passed_early"),
             Of("grpo", "passed_early"),
             margin=0.02,
@@ -62,18 +62,18 @@ STUDY = Study(
         "length_end": "tokens a completion at the end",
     },
     limits=(
-        "The step verifier is a rule that knows the one correct derivation. It is far better"
-        " than the learned model of the paper. All arms have one learning rate. Their losses"
-        " differ in scale, but AdamW's steps hardly depend on the scale."
+        "The step verifier is a rule that knows the one correct derivation. The rule is far better"
+        " than the learned step verifier of the paper. All arms have the same learning rate. The"
+        " arms' losses differ in scale, but AdamW's steps hardly depend on the scale."
     ),
     reading=(
-        "- A reward for each step is worth about three points over a reward for the outcome, in"
-        " both runs.\n"
-        "- Outcome GRPO and RFT do not differ significantly: GRPO is 2.7 points behind in one"
-        " run and 1.4 ahead in the other, and both intervals include 0. A completion here either"
-        " reasons well or has one wrong step, and half of the samples pass. Failed completions"
-        " then add little information.\n"
-        "- With three seeds, an earlier version of this study decided two of these claims the"
+        "- In both runs, a reward for each step gives about three points more accuracy than a"
+        " reward for the outcome.\n"
+        "- Outcome GRPO and RFT do not differ significantly: GRPO is 2.7 points behind in one run"
+        " and 1.4 ahead in the other, and both intervals include 0. In this task, a completion"
+        " either reasons well or has one wrong step, and half of the samples pass. If half of the"
+        " samples pass, failed completions add little information.\n"
+        "- An earlier version of this study, with three seeds, decided two of these claims the"
         " other way."
     ),
 )

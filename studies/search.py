@@ -184,20 +184,21 @@ STUDY = Study(
     source=(
         "Snell et al. 2024, Scaling LLM test-time compute optimally (arXiv 2408.03314), sections"
         " 5.1 and 5.2: with a process model, beam search beats best of n at small budgets. At"
-        " large budgets it over-optimizes the model and falls behind. Wang et al. 2023,"
-        " Self-consistency (arXiv 2203.11171): majority votes beat one sample. Gao et al. 2022,"
-        " Scaling laws for reward model overoptimization (arXiv 2210.10760): selection by a"
-        " learned score becomes worse in the end."
+        " large budgets, beam search over-optimizes the process model and falls behind. Wang et"
+        " al. 2023, Self-consistency (arXiv 2203.11171): majority votes beat one sample. Gao et"
+        " al. 2022, Scaling laws for reward model overoptimization (arXiv 2210.10760): with more"
+        " samples, selection by a learned score becomes worse in the end."
     ),
     setup=(
-        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
-        " solves sums of five numbers up to 4, such as `3+1-2+4-0=`, step by step. A supervised"
-        f" cold start trains it on {NUM_TRACES} written solutions: 10 % of them are bare guesses,"
-        " and in the others 5 % of the steps are wrong. The process model is the same network"
-        f" with a head over steps. It is trained on {NUM_LABELLED['learned']} completions of the"
-        " cold start, one per problem; a rule labels their steps as correct or wrong. All methods"
-        f" then search for the answers of {NUM_SEARCHED} problems that neither model has seen,"
-        " with the same budgets of generated tokens, at temperature 1. A completion has at most"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. The"
+        " model solves sums of five numbers up to 4, such as `3+1-2+4-0=`, step by step. A"
+        f" supervised cold start trains it on {NUM_TRACES} written solutions: 10 % of the"
+        " solutions are bare guesses, and in the other solutions 5 % of the steps are wrong. The"
+        " process model is the same network with a head that scores steps. The process model is"
+        f" trained on {NUM_LABELLED['learned']} completions of the cold start, one per problem; a"
+        " rule labels each step as correct or wrong. All methods then search for the answers of"
+        f" {NUM_SEARCHED} problems that neither the policy nor the process model has seen, with"
+        " the same budgets of generated tokens, at temperature 1. A completion has at most"
         f" {LONGEST} tokens. A single sample cannot spend a larger budget, so plain sampling has"
         " two arms: *one_sample*, a mean over many samples, and *self_consistency*, which spends"
         " the same tokens as the other methods and needs no scorer."
@@ -234,8 +235,8 @@ STUDY = Study(
         ),
         exceeds(
             (
-                "Best of n over-optimizes the process model: with the larger budget it is correct"
-                " less often."
+                "Best of n over-optimizes the process model: with the larger budget, best of n is"
+                " correct less often."
             ),
             Of("best_of_n", f"accuracy_{LEAST}"),
             Of("best_of_n", f"accuracy_{MOST}"),
@@ -256,25 +257,27 @@ STUDY = Study(
     },
     reading=(
         "- With two completions, selection by the highest score is correct a little more often"
-        " than one sample. Two votes gain little.\n"
+        " than one sample. Majority votes over two completions gain little.\n"
         "- With five completions, selection by score is no better than one sample, and with ten"
-        " it is far worse. This holds for whole completions and for trees. The score itself keeps"
-        " rising: the search finds wrong completions that the model scores highly.\n"
-        "- Majority votes keep improving with the budget, and weighting them by score adds"
+        " completions it is far worse, for whole completions and for trees. The score of the"
+        " selected completion keeps rising with the budget: the search finds wrong completions"
+        " that the process model scores highly.\n"
+        "- Majority votes keep improving with the budget, and weighting the votes by score adds"
         " nothing.\n"
         "- The greedy completion, of 42 tokens, is correct more often than any search method at"
-        " 448 tokens. Votes only recover the accuracy that sampling at temperature 1 loses.\n"
-        "- The AUC of the process model is over the steps of many problems. A search needs a"
-        " model that separates the completions of one problem."
+        " 448 tokens. Majority votes only recover the accuracy that sampling at temperature 1"
+        " loses.\n"
+        "- The AUC of the process model is measured over the steps of many problems, but a search"
+        " needs a model that separates the completions of one problem."
     ),
     limits=(
         "A completion has four steps and an answer, so trees are shallow, and a wrong step can"
         " seldom be corrected. A rule labels the steps, so the labels have no errors. The AUC is"
-        f" over the steps of {NUM_LABELLED['checked']} completions that the model was not trained"
-        " on. All arms of a seed share its plain samples. There is one width, one PUCT constant"
-        " and one way to reduce step scores to a score. The budgets of the comparisons were"
-        " chosen after a pilot with a ninth seed, when the cold starts of the eight seeds had"
-        " begun and none had been searched."
+        f" measured over the steps of {NUM_LABELLED['checked']} completions that the process model"
+        " was not trained on. All arms of a seed share the same plain samples. The study has one"
+        " search width, one PUCT constant and one way to reduce step scores to a score. The"
+        " budgets of the comparisons were chosen after a pilot with a ninth seed, when the cold"
+        " starts of the eight seeds had begun and none had been searched."
     ),
 )
 

@@ -143,18 +143,18 @@ STUDY = Study(
         " learning; section 2.3.3: wrong traces are left out. Agarwal et al. 2024, GKD (arXiv"
         " 2306.13649), and the Qwen team 2025, Qwen3 (arXiv 2505.09388), section 4.5: a student"
         " learns more from a teacher on the student's own completions than on the teacher's."
-        " Hinton et al. 2015 (arXiv 1503.02531): the teacher's distributions teach more than"
-        " samples from them."
+        " Hinton et al. 2015 (arXiv 1503.02531): a student learns more from the teacher's"
+        " distributions than from samples of the distributions."
     ),
     setup=(
         "The models are those of the recipe [`r1_distill`](../recipes/r1_distill.md), new for"
         " each seed: a teacher of 0.7M parameters after 80 steps of RL, and a student of 0.18M"
-        " parameters that was trained on texts of the same kind. They solve sums of four numbers."
-        f" The teacher writes {SAMPLES} completions for each of {NUM_WRITTEN} problems at"
-        " temperature 1. Each arm starts from the same student and uses the recipe's settings."
-        " The learning rates were the best of two to four values on two other seeds: 2e-4 for RL,"
-        f" 2e-3 on policy, 1e-3 for all others. Held-out accuracy is measured on {NUM_HELDOUT}"
-        " problems, with one completion each at temperature 1."
+        " parameters that was trained on texts of the same kind. Teacher and student solve sums"
+        f" of four numbers. The teacher writes {SAMPLES} completions for each of {NUM_WRITTEN}"
+        " problems at temperature 1. Each arm starts from the same student and uses the recipe's"
+        " settings. The learning rates were the best of two to four values on two other seeds:"
+        " 2e-4 for RL, 2e-3 on policy, 1e-3 for all other arms. Held-out accuracy is measured on"
+        f" {NUM_HELDOUT} problems, with one completion each at temperature 1."
     ),
     run=learn,
     arms=(
@@ -249,25 +249,26 @@ STUDY = Study(
         "train_seconds": "CPU seconds of training",
     },
     reading=(
-        "- The teacher's correct completions teach most. The student ends at 0.51 and 0.48,"
-        " against 0.33 and 0.35 after RL, in less than a quarter of the time (without the"
-        " teacher's own RL and the writing of its completions). At temperature 1 it even ends above"
+        "- Of all data, the teacher's correct completions teach the student most. Trained on them,"
+        " the student ends at 0.51 and 0.48 in the two runs, against 0.33 and 0.35 after RL, in"
+        " less than a quarter of the time (without the teacher's own RL and the writing of its"
+        " completions). At temperature 1, a student trained on correct completions even ends above"
         " its teacher (0.45 and 0.44), because the verifier has removed the teacher's mistakes.\n"
-        "- Verification brings the gain. Trained on all of the teacher's completions, the"
+        "- The gain comes from verification. Trained on all of the teacher's completions, the"
         " student ends at 0.35 and 0.34, no higher than by RL.\n"
-        "- The teacher's distributions teach three to four points more than unverified traces,"
-        " and eight to eleven points less than verified ones. The distributions include the"
+        "- The teacher's distributions teach three to four points more than unverified traces, and"
+        " eight to eleven points less than verified traces. The distributions include the"
         " teacher's mistakes.\n"
         "- On its own completions the student learns two to three points more than on the"
-        " teacher's. One of the two intervals includes 0.\n"
+        " teacher's. In one of the two runs, the interval of this difference includes 0.\n"
         "- On-policy distillation takes three fifths to three quarters of the time of RL, not a"
-        " tenth. Here RL samples few and short completions; Qwen3's runs were far longer."
+        " tenth. In this study RL samples few and short completions; Qwen3's runs were far longer."
     ),
     limits=(
-        "There is one pair of model sizes, one setting per arm and one family of problems. At"
-        " temperature 1 half of the teacher's completions are wrong, and so are its"
-        " distributions; the papers' teachers are correct far more often. The seconds are those"
-        " of the student's training, without the training and the sampling of the teacher."
+        "The study has one pair of model sizes, one setting per arm and one family of problems. At"
+        " temperature 1 half of the teacher's completions are wrong, and so are the teacher's"
+        " distributions; the teachers in the papers are correct far more often. The seconds count"
+        " the student's training, without the training and the sampling of the teacher."
     ),
 )
 

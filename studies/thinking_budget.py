@@ -88,26 +88,28 @@ STUDY = Study(
         "A budget ends the think block and asks for the answer. Qwen3 (arXiv 2505.09388, section"
         " 4.3) and s1 (Muennighoff et al. 2025, arXiv 2501.19393) apply budgets to models that"
         " were not trained with them. L1 (Aggarwal and Welleck 2025, arXiv 2503.04697): a policy"
-        " that learned lengths by reinforcement is more accurate than such models at equal"
-        " lengths. Elastic Reasoning (Xu et al. 2025, arXiv 2505.05315): a policy trained with"
-        " budgets is more accurate under tight budgets, and reasons shorter without a budget."
-        " AnytimeReasoner (Qi et al. 2025, arXiv 2505.13438) samples the budgets of training."
+        " that learned lengths by reinforcement is more accurate at equal lengths than models with"
+        " budgets that were not trained with budgets. Elastic Reasoning (Xu et al. 2025, arXiv"
+        " 2505.05315): a policy trained with budgets is more accurate under tight budgets, and"
+        " reasons shorter without a budget. AnytimeReasoner (Qi et al. 2025, arXiv 2505.13438)"
+        " samples the budgets of training."
     ),
     setup=(
-        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
-        " solves sums of three numbers, such as `3+5+2=`, in two steps between its think tags. A"
-        f" supervised cold start trains it on {NUM_TRACES:,} written solutions: 25 % of them are"
-        " bare guesses, and in the others 10 % of the steps are wrong. The two steps are linked"
-        " by `;`, ` so `, ` and then ` or ` and after that `, a quarter each. A think block"
-        " therefore has 26 to 44 tokens, tags included, and the longer ones contain no more"
-        " information. Then both arms train with GRPO on the same problems in the same order:"
-        f" steps of 16 problems x 8 completions of at most {MAX_TOKENS} tokens at temperature 1,"
-        " one optimizer step each, AdamW at a learning rate of 2e-4. The correct answer earns 1,"
-        " and the format 0.1. When a budget ends a think block, `</think>` is injected. A tag is"
-        " eight tokens here; if the policy has begun a tag, a whole one follows it. Both policies"
-        f" are measured at every budget, on the same {NUM_MEASURED} draws from the 212 sums that"
-        " neither stage saw, with one completion each at temperature 1 and the same random"
-        " numbers."
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. The"
+        " model solves sums of three numbers, such as `3+5+2=`, in two steps between its think"
+        f" tags. A supervised cold start trains it on {NUM_TRACES:,} written solutions: 25 % of"
+        " the solutions are bare guesses, and in the other solutions 10 % of the steps are wrong."
+        " In a solution, the two steps are linked by `;`, ` so `, ` and then ` or ` and after"
+        " that `, a quarter each. A think block therefore has 26 to 44 tokens, tags included, and"
+        " longer think blocks contain no more information. After the cold start, both arms train"
+        " with GRPO on the same problems in the same order: steps of 16 problems x 8 completions"
+        f" of at most {MAX_TOKENS} tokens at temperature 1, one optimizer step each, AdamW at a"
+        " learning rate of 2e-4. A correct answer earns a reward of 1, and the right format 0.1."
+        " When a budget ends a think block, `</think>` is injected. A think tag is eight tokens;"
+        " if the policy has begun a tag when the budget ends, a whole tag follows the partial"
+        f" tag. Both policies are measured at every budget, on the same {NUM_MEASURED} draws from"
+        " the 212 sums that neither the cold start nor RL saw, with one completion each at"
+        " temperature 1 and the same random numbers."
     ),
     run=learn_and_measure,
     common={"steps": 30},
@@ -160,21 +162,22 @@ STUDY = Study(
         f"stopped_{TIGHT}": f"stopped under {TIGHT}",
     },
     limits=(
-        "Think blocks differ in length only by words without information, so a shorter one loses"
-        " no accuracy. If every token were needed, a budget could only reduce accuracy. The"
-        " prompt does not state the budget, so the policy learns one behavior for all budgets."
-        " There is one length of training. Token counts are those of whole completions, with"
-        " injected tokens."
+        "Think blocks differ in length only by words without information, so a shorter think block"
+        " loses no accuracy. If every token of a think block were needed, a budget could only"
+        " reduce accuracy. The prompt does not state the budget, so the policy learns one behavior"
+        " for all budgets. The study has one length of training. Token counts cover whole"
+        " completions, including injected tokens."
     ),
     reading=(
-        "All three claims are inconclusive.\n"
+        "All three claims of the study are inconclusive.\n"
         "\n"
         "- Under a budget of 30 tokens, the policy trained with budgets is three to five points"
-        " more accurate. Only the first run's interval excludes 0.\n"
+        " more accurate. Only in the first run does the interval of this difference exclude 0.\n"
         "- Without a budget, the policy trained with budgets is six to nine points less"
         " accurate.\n"
-        "- Without a budget, the other policy's completions are 1.10 and 1.09 times as long. The"
-        " criterion asks for 1.1."
+        "- Without a budget, the completions of the policy trained without budgets are 1.10 and"
+        " 1.09 times as long as those of the policy trained with budgets; the criterion asks for"
+        " 1.1 times."
     ),
 )
 

@@ -57,14 +57,14 @@ STUDY = Study(
         " increasingly often."
     ),
     setup=(
-        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It"
+        "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. The model"
         " computes products of two three-digit numbers, such as `482*937=`. The stages are those"
         " of the recipe [`tool_use`](../recipes/tool_use.md). A supervised cold start trains the"
-        " model on 24 000 traces: 30 % of them call a calculator, a fifth of these with a wrong"
-        " digit, and the others guess. Then both arms train on the same problems in the same"
-        " order: 40 steps of 16 problems x 8 completions. Only the correct answer is rewarded."
-        " Held-out accuracy is measured on 500 problems, with one completion each at temperature"
-        " 1."
+        " model on 24 000 traces: 30 % of the traces call a calculator, a fifth of these calls"
+        " with a wrong digit, and the other traces guess. After the cold start, both arms train on"
+        " the same problems in the same order: 40 steps of 16 problems x 8 completions. Only the"
+        " correct answer is rewarded. Held-out accuracy is measured on 500 problems, with one"
+        " completion each at temperature 1."
     ),
     run=call_and_learn,
     arms=(
@@ -73,13 +73,13 @@ STUDY = Study(
     ),
     claims=(
         exceeds(
-            "With the tool, accuracy ends higher.",
+            "With the tool, accuracy ends higher than without the tool.",
             Of("tool", "accuracy"),
             Of("none", "accuracy"),
             margin=0.2,
         ),
         exceeds(
-            ("The policy learns to call the tool: accuracy ends higher than it began."),
+            ("The policy learns to call the tool: after RL, accuracy is higher than before RL."),
             Of("tool", "accuracy"),
             Of("tool", "accuracy_before"),
             margin=0.2,
@@ -102,11 +102,12 @@ STUDY = Study(
         " start, and about three in four after RL, in 24 training runs.\n"
         "- The policy learns to call the tool and to copy both numbers without an error.\n"
         "- With greedy decoding, the recipe's cold start is already as accurate as the policy"
-        " after RL. The gain is therefore one of sampled answers."
+        " after RL. RL therefore improves sampled answers, not greedy answers."
     ),
     limits=(
-        "The tool solves the whole problem: the policy learns to call it and to copy without an"
-        " error. No product is correct by chance, so without the tool nothing is ever rewarded."
+        "The tool solves the whole problem: the policy learns to call the tool and to copy numbers"
+        " without an error. No product is correct by chance, so without the tool nothing is ever"
+        " rewarded."
     ),
 )
 

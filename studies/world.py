@@ -29,14 +29,14 @@ NUM_HELDOUT = 500
 WATCHED = ("reward_against_heldout", "heldout_collapse", "reward_against_correctness", "length")
 LAST = 20  # steps at the end that a run's final figures are means of
 SETUP = (
-    "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. It solves"
-    " sums of four numbers, such as `3+5-2+7=`, step by step. A supervised cold start trains it"
-    " on 30 000 written solutions: 40 % of them are bare guesses, and in the others 10 % of the"
-    " steps are wrong. Then every arm trains on the same problems in the same order. A step has"
-    " 16 problems x 8 completions of at most 48 tokens, sampled at temperature 1, and one"
-    " optimizer step of AdamW at a learning rate of 1e-4, unless the settings below state"
-    " another. Held-out accuracy is measured on 500 problems that neither stage saw, with one"
-    " completion each at temperature 1."
+    "Each seed has a new 0.7M-parameter byte-level Llama, the model of `assay demo`. The model"
+    " solves sums of four numbers, such as `3+5-2+7=`, step by step. A supervised cold start"
+    " trains the model on 30 000 written solutions: 40 % of the solutions are bare guesses, and in"
+    " the other solutions 10 % of the steps are wrong. After the cold start, every arm trains on"
+    " the same problems in the same order. A training step has 16 problems x 8 completions of at"
+    " most 48 tokens, sampled at temperature 1, and one optimizer step of AdamW at a learning rate"
+    " of 1e-4, unless the settings below state other values. Held-out accuracy is measured on 500"
+    " problems that neither the cold start nor RL saw, with one completion each at temperature 1."
 )
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Interruption(KeyboardInterrupt):
     """Raised when SIGINT or SIGTERM arrives.
 
-    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if code caught it.
+    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if the code in `exec`
+    caught the exception.
     """
 
 
@@ -32,21 +33,25 @@ def main() -> None:
     User modules such as ``my_rewards:reward`` are imported from the working directory; installed
     packages take precedence.
     """
-    # Idle OpenMP threads spin for long by default: steps are several times slower under other load.
-    # Threads that never spin are slower on an idle machine.
-    # As a compromise, idle threads spin for some microseconds and then sleep.
+    # By default, idle OpenMP threads spin for long, and training steps are several times slower
+    # under other load.
+    # OpenMP threads that never spin are slower on an idle machine.
+    # Idle OpenMP threads spin for some microseconds and then sleep, which is a compromise.
     # OpenMP reads this setting only when torch is first imported, so set it before any import.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # Appended to the end of the path, so that no file of the working directory replaces a library.
+    # The working directory is appended to the end of the path, so that no file in it replaces a
+    # library.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     with guarded_python(), signals_interrupt() as received:
         try:
-            # Commands are imported inside this block, because a signal may arrive while they load.
+            # Commands are imported inside this `with` block, because a signal may arrive while they
+            # load.
             from assay.cli.command import run_command
 
             code = run_command()
-        # A library may turn an interruption into its own error, so the list of signals decides.
+        # Libraries may turn an interruption into their own exceptions, so the list of received
+        # signals decides whether the user interrupted.
         except BaseException:
             if not received:
                 raise

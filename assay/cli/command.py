@@ -17,16 +17,18 @@ from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
-# Newer versions of typer bundle a copy of click, whose UsageError is another class.
+# Newer versions of typer bundle a copy of click, whose UsageError is a different class.
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
-# Failures of the machine (full disk, I/O error, no memory), not of the input: exit code 1.
+# Failures of the machine (full disk, I/O error, no memory) exit with code 1, because the input is
+# not at fault.
 _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
 
 
 def run_command() -> int:
     """Run the command in the arguments and return its exit code."""
     try:
-        # Not in standalone mode, in which typer prints errors in boxes and exits by itself.
+        # The standalone mode is off, because in that mode typer prints errors in boxes and exits by
+        # itself.
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:

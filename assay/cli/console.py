@@ -70,7 +70,7 @@ def before_a_command(
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
-        # Eager, because --version must work without a command.
+        # The option is eager, because --version must work without a command.
     ] = False,
 ) -> None:
     """Declare the options that come before a command, such as ``--version``."""
@@ -114,7 +114,7 @@ def verifier_options(
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
-    # `--set` values are parsed as in a configuration file, so that both give the same errors.
+    # `--set` values are parsed like a configuration file, so that both forms give the same errors.
     tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
     prefixed = [f"verification.options.{change}" for change in changes]
     return config.build(tree, prefixed).verification.options
@@ -138,6 +138,7 @@ def show_path(name: str, place: Any, as_json: bool) -> None:
 
 def leave_closed_pipe() -> NoReturn:
     """Exit without an error if the reader of the output, such as ``head``, has closed it."""
-    # At exit Python flushes standard output, which would print a second error on a closed pipe.
+    # At exit Python flushes standard output, and on a closed pipe this flush would print a second
+    # error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

@@ -223,7 +223,7 @@ def gate(
 ) -> None:
     """Test a checkpoint against a baseline on problems outside its training and held-out data.
 
-    Exit with code 1 if the checkpoint fails.
+    Exit with code 1 if the checkpoint fails the gate.
     """
     from assay.evaluation import gate as of_gate
 

@@ -129,6 +129,6 @@ def show_paged(result: Any, as_json: bool) -> None:
         show(result, as_json)
         return
     # With -F, less ends at once if the text fits the screen; -R keeps colors.
-    # With -X, the text stays on the screen after less ends.
+    # With the option -X, the text stays on the screen after less ends.
     os.environ.setdefault("LESS", "-FRX")
     pydoc.pager(escaped(str(result)))

@@ -78,6 +78,6 @@ def run(
         return
     result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say)
     show(result, as_json)
-    # Exit code 130 is that of Ctrl-C in any other command, so that a script stops, too.
+    # A recipe exits with 130, as any other command does on Ctrl-C, so that a script stops, too.
     if result.ended.startswith("interrupted"):
         raise typer.Exit(INTERRUPTED)

@@ -36,7 +36,8 @@ def verify_file(
     """
     started = said = time.monotonic()
     path, out = Path(path), None if out is None else Path(out)
-    # If both are one file, opening the output would truncate the input before it is read.
+    # If input and output are the same file, opening the output would truncate the input before it
+    # is read.
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise DataError(f"{out}: is the file that is read; choose another --out")
     counts: Counter[str] = Counter()
@@ -58,7 +59,8 @@ def verify_file(
             if say is not None and time.monotonic() - said > 1.0:
                 said = time.monotonic()
                 say(f"{counts.total()} rows judged")
-        # Flush here: a full disk or a closed pipe must fail where the command reports the error.
+        # Output is flushed here, so that a full disk or a closed pipe fails where the command
+        # reports the error.
         file.flush()
     judged = counts["passed"] + counts["failed"]
     return {

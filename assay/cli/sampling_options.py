@@ -53,7 +53,7 @@ def _sampling_options(
     """Declare the options of all commands that sample.
 
     The names are the keys of `assay.session.sampling.SamplingOptions`. The decorator `samples` adds
-    the options to a command.
+    the sampling options to a command.
     """
 
 
@@ -73,7 +73,8 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
             # Names are checked before torch is imported, because the import takes seconds.
             if given[name] is not None:
                 check_place(given[name], given[name])
-        # A suite has its own temperature, with which it checks the number of samples itself.
+        # A benchmark suite has its own temperature, with which it checks the number of samples
+        # itself.
         if given.get("samples") is not None and not given.get("suite"):
             check_siblings(given["samples"], given["temperature"] or 0.0)
         # Unset options are left out: for a missing key, the run's own setting applies.
@@ -93,7 +94,8 @@ def fail_where_none(judged: object, remedy: str) -> None:
 
     remedy: command or option that the error message names.
     """
-    # Exit code 1, because a script must not take an evaluation without any verdict for a success.
+    # The exit code is 1, because a script must not take an evaluation without any verdict for a
+    # success.
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)

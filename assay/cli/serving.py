@@ -24,7 +24,7 @@ from assay.cli.console import (
 from assay.errors import MissingExtra, UserError, message
 from assay.host.terminal import say
 
-# Clients may send any number of expressions, and every open expression holds threads.
+# Clients may send any number of verifier expressions, and every open expression holds threads.
 MAX_OPEN = 256
 """Maximum number of client expressions that a verdict server keeps open."""
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -52,9 +52,11 @@ def serve_verifiers(
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
-    # Checked before workers start: a missing package of the extra `serve` is reported at once.
+    # The package check comes before workers start, so that a missing package of the extra `serve`
+    # is reported at once.
     check_extra("verifier serve")
-    # The token is no option: every user of a machine can read the arguments of a command.
+    # The token is not a command-line option, because every user of a machine can read the arguments
+    # of a command.
     token = os.environ.get(token_env, "").strip() or None
     options = verifier_options(overrides, unsafe_no_sandbox)
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
@@ -63,7 +65,8 @@ def serve_verifiers(
         bind(host, port, token) as listening,
         VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
-        # The check loads the default verifier, whose errors must appear before the first request.
+        # The startup check loads the default verifier, whose errors must appear before the first
+        # request.
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
@@ -79,13 +82,14 @@ def route(
     port: Port = 8760,
     token_env: TokenEnv = "ASSAY_ROUTE_TOKEN",
 ) -> None:
-    """Route easy requests to a cheap model and hard ones to a strong one, as an OpenAI server."""
+    """Route easy requests to a cheap model and hard requests to a strong one, as an OpenAI
+    server."""
     from assay.scale.listening import address_of, bind, check_extra, run_server
     from assay.scale.route import RouteServer
     from assay.scale.route_config import open_judge, read_config
 
     settings = read_config(config)
-    # The client imports httpx2 at its first request, when the server already answers.
+    # The HTTP client imports httpx2 at its first request, when the server already answers.
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model route")
     check_extra("model route")
@@ -163,7 +167,8 @@ def _upstream(url: str, model: str, think: str | None, seconds: float) -> Any:
 
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model serve --server")
-    # No default: a wrong guess hands out the start of a reasoning that is cut off.
+    # The option has no default, because a wrong guess would hand out the start of a reasoning that
+    # is cut off.
     if think is None:
         raise UserError(message("--think", "none", "free, opened or off, with --server"))
     modes: Any = _check_choice("--think", think, ("free", "opened", "off"))
@@ -178,7 +183,7 @@ def _check_choice(option: str, value: str, accepted: Sequence[str]) -> str:
 
 
 def _check_unused(**given: object) -> None:
-    """Raise UserError for an option of the engine beside ``--server``."""
+    """Raise UserError if an engine option is combined with ``--server``."""
     for name, value in given.items():
         if value:
             option = f"--{name.replace('_', '-')}"

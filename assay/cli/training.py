@@ -55,7 +55,8 @@ def train(
         assert config is not None
         looked = api.dry_run(config, overrides=changes, quiet=as_json)
         show(looked, as_json)
-        # The preview comes before the error, because its completion shows why the verifier failed.
+        # The preview is printed before the error, because the preview's completion shows why the
+        # verifier failed.
         if looked.complaint:
             raise VerifierError(looked.complaint)
         return

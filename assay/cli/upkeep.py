@@ -47,7 +47,10 @@ def rollback(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Return to an earlier checkpoint of a run. Later data is set aside, not deleted."""
+    """Return to an earlier checkpoint of a run.
+
+    Data after the checkpoint is set aside, not deleted.
+    """
     from assay.run.rollback import roll_back
 
     show(roll_back(run, to, who=by or getpass.getuser(), why=why), as_json)
@@ -65,8 +68,10 @@ def replay(
     trust_run: TrustRun = False,
     as_json: Json = False,
 ) -> None:
-    """Judge and train a recorded step again from the rollout log. Exit with code 1 if the result
-    differs from the recorded one."""
+    """Judge and train a recorded step again from the rollout log.
+
+    Exit with code 1 if the replayed step differs from the recorded step.
+    """
     from assay.evaluation.replay import replay as take_again
 
     trust = {"overrides": overrides or [], "allow": allow or [], "trust_run": trust_run}
@@ -116,7 +121,7 @@ def audit(
 ) -> None:
     """Collect human labels of completions on which a second verifier disagrees.
 
-    The labelled rows form a set for `assay verifier self-test --labelled`.
+    The labelled rows of a run form a set for `assay verifier self-test --labelled`.
     """
     from assay.evaluation import audit as of_audit
 

@@ -95,7 +95,7 @@ def verify(
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
     if as_json and out is not None:
         show_json(summary)
-    # Standard output holds the verdicts here, so the summary goes to standard error.
+    # In this mode standard output holds the verdicts, so the summary goes to standard error.
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
@@ -171,11 +171,13 @@ def redteam(
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier. Exit with code 1 if the verifier does not hold.
+    """Try known reward hacks on a verifier.
+
+    Exit with code 1 if the verifier does not hold against the hacks.
 
     A verifier holds if it judges every hack, accepts none, and passes at least one honest answer
-    (control). The last lines of the output name the condition that failed. Further controls may
-    fail: a reward can require one form of an answer.
+    (control). The last lines of the red team's output name the condition that failed. Other honest
+    answers (controls) may fail: a reward can require one form of an answer.
     """
     from assay.session import judging
     from assay.verify.redteam import team as red

@@ -2,8 +2,9 @@
 
 A prompt token costs one forward pass. A trained token costs a forward and a backward pass. A
 decoding step reads all weights once and runs one forward pass for each slot. Each phase reaches
-only a share of the rate of a large matrix product; each phase's share of this rate is a constant of
-this module. ``assay plan`` does not use this module, because it times the loaded model.
+only a share of the rate of a large matrix product; the share of each phase is a constant of the
+module `arithmetic`. ``assay plan`` does not use the module `arithmetic`, because it times the
+loaded model.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ DECODED_LAYER_SECONDS = 5e-5
 class MachineRates:
     """Measured rates of a device.
 
-    operations: operations per second of a large matrix product in one dtype. bytes: memory
-    bandwidth in bytes per second. sure: whether the processor was otherwise idle during the
-    measurement of these rates.
+    operations: operations per second of a large matrix product in the model's dtype. bytes: memory
+    bandwidth in bytes per second. sure: whether the processor was otherwise idle while these rates
+    were measured.
     """
 
     operations: float
@@ -62,10 +63,12 @@ class MachineRates:
 def units_from_rates(
     config: TrainConfig, model: Any, rates: MachineRates, lean: bool = True
 ) -> UnitSeconds:
-    """Estimate the unit times of a model. The model may be on the meta device, without weights.
+    """Estimate the unit times of a model.
 
-    A forward pass takes 2 operations per token and weight. A backward pass takes 4 operations per
-    token and weight, or 2 for a frozen weight. lean: whether updates use the lean decoder.
+    The estimated model may be on the meta device, without weights.
+
+    A forward pass takes 2 operations for each token and weight. A backward pass takes 4 operations
+    for each token and weight, or 2 for a frozen weight. lean: whether updates use the lean decoder.
     """
     # Attention is not counted, so estimates are too low for contexts of thousands of tokens.
     maps, trained, size = 0, 0, 0
@@ -76,8 +79,8 @@ def units_from_rates(
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
         size += one.numel() * one.element_size()
-        # The input embedding is a lookup, not a matrix product.
-        # A tied input embedding is also the output head, so its matrix product counts.
+        # The input embedding costs no operations, because it is a lookup and not a matrix product.
+        # A tied input embedding is also the output head, so the head's matrix product counts.
         if one.ndim > 1 and (one is head or one is not embedding):
             maps += one.numel()
     forward = 2.0 * maps
@@ -102,7 +105,7 @@ class Expected:
     """Upper bound on the duration of a run.
 
     step: estimated seconds of one step. evaluations: seconds of all evaluations together. keys:
-    configuration keys whose reduction shortens the run. minutes: ``run.max_minutes``.
+    configuration keys; smaller values of these keys shorten the run. minutes: ``run.max_minutes``.
     """
 
     step: StepSeconds
@@ -134,7 +137,7 @@ class Expected:
 
     @property
     def warning(self) -> str | None:
-        """A warning if the run may take longer than `LONG_HOURS`, else None."""
+        """A warning if the estimated run may take longer than `LONG_HOURS`, else None."""
         if self.hours <= LONG_HOURS:
             return None
         return (
@@ -155,10 +158,11 @@ def expect(
     num_heldout: int = 0,
     work: GivenWork | None = None,
 ) -> Expected | None:
-    """Estimate the duration of a configured run; None for a stage whose rows were not counted.
+    """Estimate the duration of a configured run; returns None for a stage whose rows were not
+    counted.
 
     measured: unit times. prompt_tokens: mean length of a prompt. num_heldout: number of held-out
-    problems. work: size of the data set, for stages that do not sample.
+    problems. work: size of the data set; used for stages that do not sample.
     """
     # An upper bound: without sampled lengths and pass rates, every completion has the maximum
     # length, and every group carries gradient.
@@ -174,7 +178,8 @@ def expect(
         return None
     asked = _evaluation_seconds(config, measured, prompt_tokens, num_heldout)
     every = config.evaluation.every
-    # One evaluation before the first step and one after the last, besides the scheduled ones.
+    # In addition to the scheduled evaluations, there is one evaluation before the first step and
+    # one after the last step.
     times = 2 + ((num_steps - 1) // every if every else 0)
     if asked * times > num_steps * step.total:
         keys += ", evaluation.max_problems"

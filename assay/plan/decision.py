@@ -1,7 +1,7 @@
 """Application of the table `methods.toml` to facts: a recommended method and its settings.
 
-Every other method is rejected with a reason. The table also contains the questions that
-``assay plan`` asks at a terminal.
+Methods that are not recommended are rejected with a reason. The table of methods also contains the
+questions that ``assay plan`` asks at a terminal.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """An entry of the table, for one method.
+    """One entry of the table of methods, for one method.
 
-    when: condition on facts. because, source: reason and citation. rule: name of a recommending
-    rule. key, value: configuration key of a setting, and its value. do, stop, promote: texts of a
-    pilot run: its action, the conditions to end it, and the results required for a full run.
+    when: condition on facts. because, source: reason and citation. rule: name of a rule that
+    recommends a method. key, value: configuration key of a setting, and its value. do, stop,
+    promote: texts of a pilot run: the action, the conditions that end the run, and the results
+    required for a full run.
     """
 
     method: str
@@ -65,7 +66,8 @@ class MethodRow:
 
 
 def _rows(name: str) -> tuple[MethodRow, ...]:
-    """Return one row per method, from entries that may name several methods or a kind of them."""
+    """Return one row per method, from entries that may name several methods or a kind of
+    methods."""
     found: list[MethodRow] = []
     for row in _TABLE[name]:
         for method in row.pop("methods"):
@@ -79,7 +81,7 @@ RULES, OBJECTIONS, SETTINGS, PILOTS = map(_rows, ("for", "against", "set", "pilo
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A method, with the reason to recommend or reject it.
+    """A training method, with the reason to recommend or reject it.
 
     source: citation. rule: name of the recommending rule; empty for a rejected method.
     """
@@ -97,7 +99,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A recommended value of a dotted configuration key, and the reason for the value."""
+    """A dotted configuration key, the recommended value, and the reason for the value."""
 
     key: str
     value: Any
@@ -106,7 +108,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A recommended method, its settings, and the reasons against all other methods."""
+    """A recommended method, the method's settings, and the reasons against all other methods."""
 
     facts: Facts
     recommended: Finding
@@ -146,7 +148,7 @@ def decide(facts: Facts) -> Decision:
             continue
         row = first_row(OBJECTIONS, known, name)
         because, source = fill(row.because, figures), row.source
-        # No specific objection applies, so the unmet prerequisite is the better reason.
+        # If no specific objection applies, the unmet prerequisite is the better reason.
         if KINDS[best.name] == "first" and not row.when:
             because, source = f"not before this: {best.title} ({best.because})", best.source
         rejected.append(Finding(name, because, source))
@@ -156,7 +158,8 @@ def decide(facts: Facts) -> Decision:
 def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[Setting, ...]:
     """Return the recommended settings of a method, in the order of the table.
 
-    The table lists the keys. Values that depend on facts are computed here.
+    The table lists the keys. Conditions may use values that depend on facts; these values are
+    computed here.
     """
     size, tokens = best_group_size(facts), facts.mean_tokens or facts.max_tokens
     most = min(KL_OF_A_TOKEN, KL_OF_A_COMPLETION / tokens)
@@ -186,8 +189,9 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 def best_group_size(facts: Facts) -> int:
     """Return the smallest group size at which enough groups are mixed.
 
-    A mixed group has both passed and failed completions. The result is at least the current size.
-    Without pass rates, or if no larger size has enough mixed groups, return the current size.
+    A mixed group has both passed and failed completions. The recommended group size is at least the
+    current size. Without pass rates, or if no larger size has enough mixed groups, return the
+    current group size.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]
     enough = (size for size in sizes if (facts.mixed_share(size) or 0) >= LIMITS["FEW_MIXED"])
@@ -244,7 +248,8 @@ def known_of(facts: Facts) -> dict[str, Any]:
 def first_row(
     rows: Sequence[MethodRow], known: Mapping[str, Any], method: str | None = None
 ) -> MethodRow:
-    """Return the first row whose condition holds, of one method or of all methods."""
+    """Return the first row whose condition holds, among the rows of one method or of all
+    methods."""
     return next(row for row in rows if method in (None, row.method) and holds(row.when, known))
 
 
@@ -275,7 +280,7 @@ def _compare(words: Sequence[str], known: Mapping[str, Any]) -> bool:
 def fill(text: str, figures: Mapping[str, str | None]) -> str:
     """Fill figures into a text.
 
-    ``[a|b]`` in a text becomes the first alternative whose figures are all known.
+    In a text, ``[a|b]`` becomes the first alternative whose figures are all known.
     """
 
     def choose(option: re.Match[str]) -> str:
@@ -295,7 +300,7 @@ def figures_of(known: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _shown(name: str, value: Any) -> str | None:
-    # For these two sizes, 0 means that the size was not measured.
+    # For the fields reference_mib and critic_mib, 0 means that the size was not measured.
     if value is None or (name in ("reference_mib", "critic_mib") and not value):
         return None
     if name == "reward":
@@ -324,8 +329,8 @@ def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
 
     The reply "?" to an optional question means that the fact is unknown.
 
-    ask: a function with the signature of `typer.prompt`. A question is skipped if an earlier reply
-    makes the question irrelevant.
+    ask: function that asks a question, with the signature of `typer.prompt`. A question is skipped
+    if an earlier reply makes the question irrelevant.
     """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():

@@ -11,7 +11,7 @@ from assay.errors import ConfigError, did_you_mean, message
 
 TABLE = Path(__file__).with_name("devices.toml")
 MIB_OF_GIB = 1024.0
-# The CUDA context and the workspaces of libraries take memory that torch does not count.
+# The CUDA context and the workspaces of libraries take GPU memory that torch does not count.
 CONTEXT_MIB = 800.0
 # A tenth of the memory is reserved for fragmentation, and for the error of the estimate.
 USABLE = 0.9

@@ -36,15 +36,18 @@ SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that determine the training method. Unknown facts are None; shares are in 0..1.
+    """Facts that determine the training method.
+
+    Facts that are unknown are None; shares are numbers from 0 to 1.
 
     reward: source of the reward. pass_at_k: pass@k for k = ``num_samples`` completions per problem.
     passes: (judged completions, passed completions) of each measured problem. attacks,
-    attacks_accepted: number of attacks that the red team tried, and that the verifier accepted.
+    attacks_accepted: number of attacks that the red team tried, and number of attacks that the
+    verifier accepted.
     false_accepts, false_rejects: verifier errors as shares of labelled wrong and right answers.
     reward_accuracy: agreement of a judge or a reward model with people. label_noise: share of
     preferences with swapped labels. step_labels: whether a verifier can judge single steps. shaped:
-    whether the reward has terms other than correctness. length_spread: standard deviation of
+    whether the reward has other terms than correctness. length_spread: standard deviation of
     completion lengths divided by their mean. updates_per_batch: optimizer steps on one batch.
     policy_age: largest age of a completion, in policy versions. generator_differs: whether another
     program, such as vLLM, samples the completions. experts: whether the model is a mixture of
@@ -52,7 +55,7 @@ class Facts:
     estimated peak memory without reference and critic. reference_mib, critic_mib: memory that a
     reference and a critic add to `base_mib`.
 
-    Raises ConfigError for a value out of its range.
+    Raises ConfigError for a fact whose value is out of range.
     """
 
     reward: Reward = "nothing"
@@ -107,7 +110,7 @@ class Facts:
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any]) -> Facts:
-        """Build facts from plain values. Raises ConfigError for an unknown name."""
+        """Build facts from plain values. Raises ConfigError for a fact with an unknown name."""
         known = [field.name for field in fields(cls)]
         for name in tree:
             if name not in known:
@@ -123,25 +126,27 @@ class Facts:
         return found
 
     def mixed_share(self, size: int) -> float | None:
-        """Return the expected share of mixed groups; None without pass rates.
+        """Return the expected share of mixed groups; returns None without pass rates.
 
         A group is mixed if some of its completions pass and some fail. With pass rate p, a group of
-        G completions is mixed with probability 1 - p^G - (1 - p)^G. The result is the mean over
-        problems. If c of n judged completions of a problem passed and G <= n, the unbiased estimate
-        is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for pass@k (Chen et al. 2021, arXiv 2107.03374,
-        equation 1). For G > n, p is estimated as (c + 1/2) / (n + 1).
+        G completions is mixed with probability 1 - p^G - (1 - p)^G. The mixed share is the mean
+        over problems. If c of n judged completions of a problem passed and G <= n, the unbiased
+        estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for pass@k (Chen et al. 2021, arXiv
+        2107.03374, equation 1). If G > n, p is estimated as (c + 1/2) / (n + 1).
         """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
-        # Without pass rates of single problems, the mean pass rate gives an upper bound.
-        # The probability is a concave function of p, so its mean over problems is lower.
+        # Without pass rates of single problems, the mean pass rate gives an upper bound of the
+        # mixed share.
+        # The probability of a mixed group is a concave function of p, so its mean over problems is
+        # lower.
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
     @property
     def mixed(self) -> float | None:
-        """`mixed_share` at the current group size."""
+        """The value of `mixed_share` at the current group size."""
         return self.mixed_share(self.group_size)
 
 
@@ -180,7 +185,8 @@ def facts_of_config(config: TrainConfig) -> Facts:
         found["reward"] = "pairs"
     elif config.preference is not None and config.preference.pair_sources:
         found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
-    # All other stages sample completions and judge them, some to build preference pairs.
+    # All other stages sample completions and judge them; some of these stages build preference
+    # pairs.
     else:
         found["reward"], found["step_labels"], found["shaped"] = reward_of(config.data.verifier)
         found["group_size"] = stage.group_size
@@ -191,10 +197,13 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Classify a verifier expression: (source of reward, judges steps, has shaping terms)."""
-    # The first term of the expression is the correctness.
-    # A policy can hack a model that judges correctness.
-    # So one model among the alternatives of the first term makes the reward's source a learned one.
+    """Classify a verifier expression: return the source of reward, whether it judges steps, and
+    whether it has shaping terms."""
+    # The first term of a verifier expression is the correctness.
+    # The source of reward is then learned, because a policy can hack a model that judges
+    # correctness.
+    # A single learned model among the alternatives of the first term therefore makes the reward's
+    # source a learned one.
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
@@ -222,8 +231,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        # A row for a reward model of another kind than "preference" has one label,
-        # so it is not a pair.
+        # A row for a reward model of another kind than "preference" has one label, so the row is
+        # not a pair.
         return {"num_pairs": count, "reward": "unpaired"}
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
@@ -232,7 +241,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
 def known_rows(config: TrainConfig) -> dict[str, Any]:
     """Count rows as `count_rows` does, but return an empty dict if the rows cannot be read."""
-    # A decision needs no counts, and the run itself reports unreadable rows.
+    # Unreadable rows raise no error here, because a decision needs no counts and the run itself
+    # reports unreadable rows.
     try:
         return count_rows(config)
     except UserError:
@@ -240,7 +250,8 @@ def known_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def exists(config: TrainConfig) -> bool:
-    """Whether the configured model is an existing local folder, without a query to the hub."""
+    """Whether the configured model is an existing local folder, decided without a query to the
+    hub."""
     path = config.model.path
     return any(Path(one).expanduser().exists() for one in (path, path.rpartition("@")[0] or path))
 
@@ -249,7 +260,10 @@ _TYPES = {field.name: str(field.type) for field in fields(Facts) if field.name !
 
 
 def parse_facts(given: Sequence[str]) -> dict[str, Any]:
-    """Parse facts, each as ``name=value``. Raises UserError for an unknown name or bad value."""
+    """Parse facts, each as ``name=value``.
+
+    Raises UserError for a fact with an unknown name or an invalid value.
+    """
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -1,7 +1,7 @@
 """Estimated memory of a run before its start, by component.
 
 The peak may occur in any of four phases: at the start, when the engine checks its forward pass; in
-generation; in a teacher's forward pass; and in an update. Each of the four phases frees its own
+generation; in a teacher's forward pass; and in an update. Of the four phases, each frees its own
 memory before the next phase begins.
 """
 
@@ -36,7 +36,7 @@ from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
-# The engine pads its slots to a multiple of 8 or more.
+# The engine pads the number of its slots to a multiple of 8 or more.
 ROW_MULTIPLE = 8
 MAX_PROBLEMS_AT_ONCE = 512
 """Largest number of problems that an evaluation samples at once."""
@@ -45,13 +45,15 @@ PADDING = (1 - MUCH_SHORTER) / 2
 KEPT = 20
 """Bytes per token for each cached top-k logit of a teacher, in memory and on disk."""
 # glibc allocates a tensor from a free block that is up to 96 bytes longer.
-# The thread cache of glibc keeps the surplus bytes, and autograd allocates small objects in them.
-# After the tensor is freed, its shortened block cannot hold another tensor of the same size.
+# The thread cache of glibc keeps the surplus bytes of a block, and autograd allocates small objects
+# in them.
+# After a tensor is freed, its shortened block cannot hold another tensor of the same size.
 # The memory lost to shortened blocks varies between runs.
-# This constant is a middle value of the losses that docs/planning.md reports.
+# The constant is a middle value of the memory losses that docs/planning.md reports.
 HOLES = 0.15
 """Fragmentation as a share of the activations, if layers run as Hugging Face modules."""
-# oneDNN caches a kernel per shape of a product; 70 to 100 shapes were measured per micro-batch.
+# oneDNN caches one kernel per shape of a matrix product;
+# 70 to 100 shapes were measured per micro-batch.
 KERNELS_AT_ONCE = 100
 SLACK_MIB = 48.0
 """Memory of the allocator between blocks, and of the libraries for their kernels."""
@@ -79,11 +81,11 @@ class MemoryPlan:
     """Estimated memory by component, in MiB.
 
     parts: size of each component. A component in `START`, `GENERATION`, `ASKING` or `UPDATE` exists
-    only in the phase of that name. A teacher that is queried once, before the first step, has the
-    key ``asked`` and counts in `ASKING_ONCE`. settings: configuration keys that control each
-    component.
-    workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher on another
-    device. `total_mib` includes neither workers nor other devices.
+    only during the phase with the same name. A teacher that is queried once, before the first step,
+    has the key ``asked`` and counts in `ASKING_ONCE`. settings: for each component, the
+    configuration keys that control its size.
+    workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher that is on
+    another device. The field `total_mib` includes neither workers nor other devices.
     """
 
     parts: Mapping[str, float]
@@ -139,14 +141,15 @@ def plan_memory(
     """Estimate the memory of a configuration on a loaded model. docs/planning.md has the formulas.
 
     prompt_tokens: length of a long prompt. has_reference: whether the method needs a reference
-    model. ``guard.max_kl`` needs a reference model too, and is read from the configuration.
+    model. A setting of ``guard.max_kl`` needs a reference model too, and is read from the
+    configuration.
     has_critic: whether the method has a critic, which is assumed to have the policy's size.
     teacher: model of the teacher, which also serves as reference. libraries_mib: memory of the
-    interpreter and its libraries; None: memory of this process without the models. num_heldout:
-    number of held-out problems. asked: tokens of each file that the teacher scores once, before the
-    first step; empty if the teacher stays loaded. lean: whether the probe accepted the lean path
-    (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton, which this machine need not
-    have; None: the model's own device.
+    interpreter and its libraries; None: the memory of this process without the models. num_heldout:
+    number of held-out problems. asked: numbers of tokens per file that the teacher scores once,
+    before the first step; empty if the teacher stays loaded. lean: whether the probe accepted the
+    lean path (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton, which need not be
+    in this machine; None: the model's own device.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -155,7 +158,7 @@ def plan_memory(
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    # The teacher also serves as the reference.
+    # The teacher of a stage also serves as the reference.
     if teacher is not None:
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
@@ -188,7 +191,10 @@ def weight_bytes(model: Any) -> int:
 
 
 def reference_bytes(model: Any) -> int:
-    """Return the size of a reference in bytes. A reference is a copy of the trained parameters."""
+    """Return the size of a reference in bytes.
+
+    The reference is a frozen copy of the trained parameters.
+    """
     return _bytes(_trained(model))
 
 
@@ -196,7 +202,7 @@ def teacher_bytes(teacher: Any, model: Any) -> int:
     """Return the size of a teacher's weights on the model's device, in bytes."""
     if teacher is None:
         return 0
-    # Of a teacher on another device, only the output head is copied to the model's device.
+    # If the teacher is on another device, only its output head is copied to the model's device.
     here = next(model.parameters()).device
     if next(teacher.parameters()).device == here:
         return weight_bytes(teacher)
@@ -228,7 +234,8 @@ def _critic_layers(model: Any) -> list[Any]:
 
 def measure_libraries(model: Any, teacher: Any = None) -> float:
     """Return the memory of this process without the models' weights, in MiB; 0 if unknown."""
-    # Before this call, the engine's check has loaded every library that a run imports.
+    # Before this function is called, the engine's check has loaded every library that a run
+    # imports.
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
@@ -262,7 +269,8 @@ def _settings(config: TrainConfig) -> dict[str, str]:
 
 
 def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
-    """Return the number of tokens in a forward pass: a micro-batch, or a whole smaller step."""
+    """Return the number of tokens in a forward pass: a micro-batch, or a whole step if it is
+    smaller."""
     stage: Any = getattr(config, config.stage)
     device = next(model.parameters()).device.type
     tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
@@ -275,7 +283,8 @@ def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
 
 def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: int) -> float:
     """Return the size of oneDNN's cached kernels in bytes, for bfloat16 on a CPU, else 0."""
-    # oneDNN caches a kernel per shape of a product, and shapes change with every micro-batch.
+    # oneDNN caches one kernel per shape of a matrix product, and shapes change with every
+    # micro-batch.
     # At oneDNN's default limit of 1,024 kernels, a 0.5B model with LoRA gained about 0.9 GiB.
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.bfloat16:
@@ -295,7 +304,7 @@ def _asking_bytes(
     """Return the bytes of a teacher's forward pass on the model's and on the teacher's device."""
     if teacher is None:
         return 0.0, 0.0
-    # Without gradients, only one layer's activations exist at a time.
+    # Without gradients, the activations of only one layer exist at a time.
     # Cached logits stay in memory until every trace of a file has been scored.
     shape, one = teacher.config.get_text_config(), next(teacher.parameters())
     width, inner = shape.hidden_size, getattr(shape, "intermediate_size", None)
@@ -387,7 +396,7 @@ def _generation_parts(
 
 
 def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
-    """Return the key-value cache that the engine will choose, without allocated memory."""
+    """Return the key-value cache that the engine would choose, without allocating its memory."""
     try:
         if fused:
             return FusedCache.of(Decoder.of(model))
@@ -406,7 +415,8 @@ def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
 
 
 def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
-    """Return the bytes of keys and values: of all slots within the limit, and of one prompt."""
+    """Return the bytes of all slots' keys and values within the length limit, and of one prompt's
+    keys and values."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)
     # Copies of prompts are allocated in batches of `ROWS_AT_ONCE`.
@@ -417,9 +427,10 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
 
 
 def _packed_bytes(model: Any, fused: bool, most_mib: float) -> float:
-    """Return the bytes of packed or stacked linear weights; 0 if the engine copies no weights.
+    """Return the bytes of packed or stacked linear weights; returns 0 if the engine copies no
+    weights.
 
-    most_mib: limit of the stacked copies on a GPU.
+    most_mib: limit of the memory for stacked weight copies on a GPU.
     """
     try:
         decoder = Decoder.of(model)
@@ -454,7 +465,8 @@ def resident_mib() -> float | None:
 def children_mib() -> float:
     """Return the proportional memory (PSS) of all descendant processes, in MiB."""
     # Forked verifiers share most memory pages with their parent.
-    # RSS would count a shared page once per process, and PSS counts it once in all.
+    # The measure is PSS, which counts a page shared by processes once;
+    # RSS counts it once per process.
     return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
@@ -470,7 +482,7 @@ def _below(pid: int) -> list[int]:
 def _line_mib(path: Path, key: str) -> float | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    # Only Linux has /proc, and a process may end before the read.
+    # Only Linux has /proc, and a process may end before its /proc file is read.
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

@@ -53,11 +53,11 @@ class Pilot:
     promote: tuple[str, ...]
 
     def toml(self) -> str:
-        """Return the text of the configuration file; empty if the pilot is not a run."""
+        """Return the text of the pilot's configuration file; empty if the pilot is not a run."""
         return tomli_w.dumps(dict(self.config)) if self.config else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON."""
+        """Return the fields of a pilot as plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Propose the pilot for a decision.
+    """Propose the pilot of a decision.
 
     config: the user's configuration. The pilot keeps the model, the data and the settings of the
         full run.
@@ -104,10 +104,9 @@ def _pilot(
     minutes: float | None = None,
     **shown: str | None,
 ) -> Pilot:
-    """Validate a pilot's configuration, and add the texts of the table.
+    """Validate a pilot's configuration, and add the pilot's texts from the table.
 
-    tree: the configuration as plain values. shown: additional figures that the texts of the pilot
-        contain.
+    tree: the configuration as plain values. shown: additional figures for the pilot's texts.
     """
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:
@@ -125,8 +124,9 @@ def _pilot(
 
 
 def detectable(facts: Facts) -> float:
-    """Return the gain in accuracy on `HELD_OUT` problems that equals two standard errors."""
-    # The two evaluations are treated as independent, which overestimates the error of paired ones.
+    """Return the gain in accuracy that equals two standard errors on `HELD_OUT` problems."""
+    # The two evaluations are treated as independent, which overestimates the error of paired
+    # evaluations.
     # At a rate of 0 or 1, the binomial error would be 0, so the rate is clipped.
     rate = 0.5 if facts.pass_at_1 is None else min(max(facts.pass_at_1, 0.05), 0.95)
     return 2 * (2 * rate * (1 - rate) / HELD_OUT) ** 0.5
@@ -144,8 +144,8 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
     if rl.get("max_group_size") is not None:
         rl["max_group_size"] = max(rl["max_group_size"], siblings)
     seconds = None
-    # The measured seconds are those of a full step.
-    # So the seconds of a pilot step are scaled by its number of completions.
+    # The measured seconds are those of a step of the full run.
+    # The seconds of a pilot step are therefore scaled by the pilot's number of completions.
     if facts.seconds_per_step is not None and given is not None:
         share = prompts * siblings / (given.num_prompts * given.group_size)
         seconds = facts.seconds_per_step * share
@@ -180,7 +180,7 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    # The pilot's stage may differ from the configured one, and no proposed stage has a teacher.
+    # The pilot's stage may differ from the configured stage, and no proposed stage has a teacher.
     others = {*STAGES, "teacher"}
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})
@@ -188,9 +188,9 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
 
 
 def _sources(config: TrainConfig | None, stage: str) -> list[str]:
-    """Return the sources of rows of a stage, from the user's configuration."""
+    """Return the sources of a stage's rows in the user's configuration."""
     # [preference] and [reward_model] train on the same type of rows.
-    # So the sources of a pilot's rows may be in either of these two tables.
+    # The sources of a pilot's rows may therefore be in either of these two tables.
     for name in (stage, *(("preference", "reward_model") if stage != "sft" else ())):
         section = getattr(config, name, None)
         if section is not None:

@@ -1,7 +1,7 @@
 """``decision.md``: the chosen method and reward, rejected methods with reasons, and the outcome.
 
 An HTML comment of ``decision.md`` contains the facts of the decision. A run that starts from a
-planned configuration reads the measured facts from the page's comment.
+planned configuration reads the measured facts from the HTML comment in `decision.md`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def decision_text(
 ) -> str:
     """Render the page of a decision as Markdown.
 
-    chosen, reward: method and reward of the configuration. sections: (heading, text) to append.
+    chosen, reward: the method and the reward that the configuration selects. sections: (heading,
+        text) to append.
     """
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
@@ -62,7 +63,7 @@ def decision_text(
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
-    # Methods that were rejected for the same reason are listed in one row of the table.
+    # Methods that were rejected for the same reason share one row of the decision page's table.
     same: dict[tuple[str, str], list[str]] = {}
     for one in decision.rejected:
         same.setdefault((one.because, one.source), []).append(f"{one.title} (`{one.name}`)")
@@ -129,22 +130,22 @@ def run_decision(
 ) -> str:
     """Render ``decision.md`` at the start of a run, from the facts of a plan or a configuration.
 
-    A plan is a page ``decision.md`` next to the configuration file. The facts of a plan are used
-    only if the plan was written for this configuration, or for the configuration whose pilot this
-    configuration is. The plan must also have the run's source of reward, or recommend the run's
-    method.
+    A plan is stored as the page ``decision.md`` next to the configuration file. A run uses the
+    facts of a plan only if the plan was written for the run's configuration, or for the
+    configuration whose pilot the run is. The plan must also have the run's source of reward, or
+    recommend the run's method.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
-    # A user may edit the configuration after the plan,
-    # and facts about another reward would mislead.
+    # A user may edit the configuration after the plan, and facts about another reward would
+    # mislead.
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
         source, facts = "measured by `assay plan`", planned
         if config.rl is not None:
-            # A user may have changed the settings below after the plan was made.
+            # A user may have changed these settings after the plan was made.
             names = ("group_size", "max_tokens", "updates_per_batch")
             facts = replace(planned, **{name: getattr(own, name) for name in names})
     name = config.run.name or (config_path.stem if config_path else "run")
@@ -159,17 +160,18 @@ def run_decision(
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Read a configuration's planned facts; those of a pilot come from its full configuration."""
+    """Read a configuration's planned facts; for a pilot's configuration, read the facts of its full
+    configuration."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
     return facts_of_page(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write a page of ``assay plan``.
+    """Write the decision page of ``assay plan``.
 
-    overwrite: replace any existing file. Without it, UserError is raised if ``assay plan`` did not
-    write the existing file, or wrote the file for another configuration.
+    overwrite: replace any existing file. Without ``overwrite``, UserError is raised if ``assay
+    plan`` did not write the existing file, or wrote it for another configuration.
     """
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):

@@ -19,12 +19,12 @@ DRAWS = 20
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Estimated seconds of one step, by phase.
+    """Estimated seconds of one training step, by phase.
 
-    verification: seconds in which verifiers are busy and the generator is idle. teacher: forward
+    verification: seconds in which verifiers are busy while the generator is idle. teacher: forward
         pass of the teacher.
-    once: all forward passes of a teacher or a reference before the first step, which `total` does
-    not include.
+    once: all forward passes of a teacher or a reference before the first step; `total` does not
+    include them.
     """
 
     generation: float
@@ -55,11 +55,11 @@ class StepSeconds:
 class UnitSeconds:
     """Measured unit times, in seconds.
 
-    begin: start of a generation. prompt_token: seconds to prefill one prompt token. decode: seconds
-        of one decoding step of all slots. update_fixed: seconds of an update that do not depend on
-        its tokens.
-    update_token: further time of an update for each token. teacher_token: seconds of one token in
-    the forward pass of a teacher or a reference.
+    begin: start of a generation. prompt_token: seconds for prefilling one prompt token. decode:
+        seconds of one decoding step over all slots. update_fixed: seconds of an update that do not
+        depend on the number of its tokens.
+    update_token: additional seconds of an update for each token. teacher_token: seconds of one
+    token in the forward pass of a teacher or a reference.
     """
 
     begin: float
@@ -72,13 +72,13 @@ class UnitSeconds:
 
 @dataclass(frozen=True, slots=True)
 class GivenWork:
-    """Amount of work in a stage that trains on rows of a data set.
+    """Amount of work in a stage that trains on the rows of a data set.
 
     num_steps: number of steps. step_tokens: mean number of tokens in the forward and backward pass
-    of a step, with all copies of a prompt. scored: tokens that the reference scores before the
-    first step. prompt, completion, siblings: tokens of a prompt, tokens of a completion, and number
-    of completions of a typical row, for calibration. shares: whether all completions of a row share
-    the computation of their prompt.
+    of a step, with all copies of a prompt. scored: number of tokens that the reference scores
+    before the first step. prompt, completion, siblings: the calibration's numbers of prompt tokens,
+    completion tokens and completions of a typical row. shares: whether all completions of a row
+    share the computation of their prompt.
     """
 
     num_steps: int
@@ -112,7 +112,7 @@ def estimate_sampled(
     share of groups that carry gradient; None: all groups carry gradient. num_slots: slots of the
     engine.
     """
-    # The update includes scoring by the reference, the old policy and the critic.
+    # The measured update includes scoring by the reference, the old policy and the critic.
     assert config.drawing is not None
     prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
@@ -131,7 +131,7 @@ def estimate_sampled(
     if verdict_seconds is not None:
         workers = config.verification.num_workers or 1
         whole = completions * verdict_seconds / workers
-        # Verdicts run during the generation, except those of the last group.
+        # Verdicts run during the generation, except the verdicts on the last group.
         verification = max(whole - generation, whole / prompts)
     return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
 
@@ -139,8 +139,8 @@ def estimate_sampled(
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
     """Estimate the number of decoding steps until all completions have ended.
 
-    The result is the mean of `DRAWS` simulated generations, with lengths drawn from ``lengths``. A
-    slot whose completion has ended takes the next waiting completion.
+    The estimate is the mean of `DRAWS` simulated generations, with lengths drawn from ``lengths``.
+    A slot whose completion has ended takes the next waiting completion.
     """
     # The simulation has a fixed seed, so that the same facts give the same plan.
     rng = np.random.default_rng(0)

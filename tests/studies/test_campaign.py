@@ -204,9 +204,9 @@ def test_a_table_has_means_errors_and_seeds() -> None:
 def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
     text = page(a_study(), [a_run("first"), a_run("seeds")])
     numbers = "difference 1.05 (1.01 to 1.09, 8 seeds)"
-    assert f"- More is more. **Reproduced**: {numbers}; other seeds: {numbers}." in text
+    assert f"- More is more: **Reproduced**: {numbers}; other seeds: {numbers}." in text
     assert text.count("| more | 2.05") == 2
-    assert "Compared: the value, *more* minus *less*. Reproduced: the mean is at least 0.5" in text
+    assert "compares the value, *more* minus *less*; reproduced if the mean is at least 0.5" in text
     assert "seeds 0, 1, 2, 3, 4, 5, 6, 7; 16 processes of one thread" in text
     assert "It is canned." in text
 

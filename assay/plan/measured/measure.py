@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Judged = list[tuple[Group, Sequence[Verdict]]]
 
 MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
-# Sampler keys contain the draw number, and no curriculum uses a negative one.
-# The measured completions therefore differ from those of every training step.
+# Sampler keys contain the draw number, and no curriculum uses a negative draw number.
+# The measured completions therefore differ from the completions of every training step.
 MEASURED_DRAW = -2
 SELF_TEST_ROWS = 40
 # Model families of Transformers name their number of experts differently.
@@ -41,8 +41,8 @@ LOOKED_AT = 64
 class Measured:
     """Estimated memory and step seconds of a configuration.
 
-    seconds: None for a stage that is not timed. num_steps: number of steps of the whole run, for a
-    timed stage.
+    seconds: measured seconds; None for a stage that is not timed. num_steps: number of steps of the
+    whole run, for a timed stage.
     """
 
     memory: MemoryPlan
@@ -176,7 +176,8 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
         expected = [row["expected"] for row in labelled_rows(name)]
         for test in sampled_self_test(service, [name], SELF_TEST_ROWS, seed):
             if test.rows and not test.skipped:
-                # The test draws a sample of the rows, whose exact labels it does not return.
+                # The self-test draws a sample of the rows, and does not return the sampled rows'
+                # labels.
                 share = expected.count("failed") / max(1, len(expected))
                 num_wrong = max(1.0, share * test.rows)
                 num_right = max(1.0, test.rows - num_wrong)
@@ -184,7 +185,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
                 found["false_rejects"] = min(1.0, len(test.false_rejects) / num_right)
         try:
             team = red_team(name, service=service)
-        # Not every built-in verifier has a suite of attacks.
+        # Some built-in verifiers have no suite of attacks.
         except VerifierError:
             return found
     return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
@@ -213,8 +214,8 @@ def measure_machine(
     config, model = session.config, cast("Any", session.loaded.model)
     looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
     prompts = sorted(len(session.renderer.render(one).tokens) for one in looked_at) or [64]
-    # Before any timing, because an update would allocate gradients and optimizer state,
-    # which would then count as memory of the libraries.
+    # Memory is measured before any timing, because an update would allocate gradients and optimizer
+    # state, which would then count as memory of the libraries.
     memory = plan_memory(
         config,
         model,

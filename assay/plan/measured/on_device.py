@@ -1,8 +1,9 @@
 """Estimates of a run on a GPU that this machine does not have: memory, seconds, settings that fit.
 
-The model is a skeleton without weights (`assay.model.skeleton`), so models of any size can be
-estimated. Memory is the sum of the components in `assay.plan.memory`. Seconds follow from the
-rates in the data sheet, and from the shares of these rates that one H100 reached (docs/gpu.md).
+The estimated model is a skeleton without weights (`assay.model.skeleton`), so models of any size
+can be estimated. Memory is the sum of the components in `assay.plan.memory`. The estimated seconds
+follow from the rates in the GPU's data sheet, and from the shares of these rates that one H100
+reached (docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from assay.plan.memory import MemoryPlan, plan_memory
 from assay.session.assemble import choose_algorithm
 from assay.training.preference import choose_preference
 
-# An H100 reached 790 of the 989 TFLOP/s of its data sheet in a large matrix product.
-# An H100 reached 2,946 of the 3,350 GB/s of its data sheet in a copy of memory.
+# In a large matrix product, an H100 reached 790 of the 989 TFLOP/s of its data sheet.
+# In a memory copy, an H100 reached 2,946 of the 3,350 GB/s of its data sheet.
 REACHED_PRODUCTS, REACHED_BANDWIDTH = 0.8, 0.88
 PROMPT_TOKENS = 512
 """Assumed length of a prompt, because no rows are read."""
@@ -55,7 +56,7 @@ class DeviceVariant:
 
     @property
     def words(self) -> str:
-        """The changed settings as one line of text."""
+        """The changed settings of a variant as one line of text."""
         shown = [
             f"[{key}]" if value == {} else f"{key} = {toml_line('x', value).removeprefix('x = ')}"
             for key, value in self.settings.items()
@@ -65,10 +66,12 @@ class DeviceVariant:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Estimates of a run on a GPU, as configured and with settings that need less memory.
+    """Estimates of a run on a GPU, for the configured settings and for settings that need less
+    memory.
 
     prompt_tokens: assumed length of a long prompt. work: description of a step. variants: the
-    estimates, with decreasing memory. price: price of one hour of the GPU.
+    estimates of all variants, in the order of decreasing memory. price: price of one hour of the
+    GPU.
     """
 
     gpu: Gpu
@@ -82,7 +85,7 @@ class DevicePlan:
 
     @property
     def chosen(self) -> DeviceVariant | None:
-        """The first variant that fits the GPU; None if no variant fits."""
+        """The first variant that fits into the GPU's memory; None if no variant fits."""
         return next((one for one in self.variants if one.fits), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -160,11 +163,13 @@ def plan_on(
     has_adapters = False
     if shape is None:
         shape, has_adapters = _read_shape(config.model)
-    # A path with adapters continues their training, which needs the memory of a LoRA run.
+    # If the path has adapters, a run continues their training, which needs the memory of a LoRA
+    # run.
     if has_adapters and config.model.lora is None:
         config = _changed(config, {"model.lora": {}})
     dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
-    # One skeleton with LoRA and one without, because building a skeleton takes seconds.
+    # At most two skeletons are built, one with LoRA and one without, because building a skeleton
+    # takes seconds.
     made: dict[bool, Any] = {}
 
     def estimated(settings: Mapping[str, Any]) -> DeviceVariant:
@@ -189,7 +194,7 @@ def plan_on(
 
 
 def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Return the configuration of the default RL run for a model. No configuration file is read."""
+    """Return a configuration of the default RL run for a model. No configuration file is read."""
     tree = {
         "model": {"path": model},
         "data": {"train": ["problems.jsonl"], "verifier": "math"},
@@ -204,7 +209,7 @@ def _variant(
 ) -> DeviceVariant:
     lean = is_lean(model)
     has_reference, has_critic = _needs(config)
-    # The libraries take CPU memory, not GPU memory, so they count as 0.
+    # On a GPU, the libraries take CPU memory and no GPU memory, so they count as 0.
     memory = plan_memory(
         config,
         model,
@@ -223,7 +228,7 @@ def _variant(
 
 
 def _needs(config: TrainConfig) -> tuple[bool, bool]:
-    """Return (needs a reference, needs a critic) for the configured method."""
+    """Return whether the configured method needs a reference, and whether it needs a critic."""
     if config.rl is not None:
         row = choose_algorithm(config)
         return row.kl_weight > 0, row.has_critic
@@ -233,9 +238,12 @@ def _needs(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
-    """Yield changed settings, from the configured run to the one with the least memory."""
-    # Recomputed activations and smaller micro-batches come first, because the updates stay equal.
-    # bfloat16 moments change the updates less than LoRA does, so they come before it.
+    """Yield changed settings, starting with the configured run and ending with the variant that
+    needs the least memory."""
+    # Recomputed activations and smaller micro-batches are tried first, because they leave the
+    # updates equal.
+    # bfloat16 moments change the updates less than LoRA does, so bfloat16 moments are tried before
+    # LoRA.
     yield {}
     settings: dict[str, Any] = {}
     if not config.model.activation_checkpointing:
@@ -265,10 +273,11 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def _read_shape(config: ModelConfig) -> tuple[Any, bool]:
-    """Return (Transformers configuration of the base model, whether the path has adapters)."""
+    """Return the Transformers configuration of the base model, and whether the path has
+    adapters."""
     folder = Path(config.path).expanduser()
     if (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
-        # An estimate accepts a folder without weights, which a run refuses.
+        # An estimate accepts a model folder without weights, which a run refuses.
         check_config(folder, f"model.path {folder}")
         source = ModelSource(str(folder.resolve()), trust_remote_code=config.trust_remote_code)
         return read_outline(source).config, False

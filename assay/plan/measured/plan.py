@@ -38,8 +38,8 @@ class Plan:
     """Result of ``assay plan``: a recommended method, its pilot, and estimates.
 
     measured: a `Measured` with the estimates of the configured run, or None. files: paths of the
-    written files. chosen: method of the configuration. terms: the configuration's reason for each
-    term of the reward.
+    written files. chosen: method of the configuration. terms: the configuration's reasons for the
+    reward terms, by term.
     """
 
     decision: Decision
@@ -98,7 +98,8 @@ def plan(
     """Recommend a method for a configuration or for stated facts, and write ``decision.md``.
 
     num_problems: number of problems to sample; None: a default number if the model is a local
-    folder, else nothing is measured. given: facts as ``name=value``, which replace measured facts.
+    folder, else no measurement. given: facts as ``name=value`` from the user; they replace measured
+    facts.
     out: path of the page. ask: function that asks at a terminal, with the signature of
     `typer.prompt`. say: receives lines of progress. Raises UserError.
     """
@@ -146,7 +147,10 @@ def _write(
     out: Path | None,
     overwrite: bool,
 ) -> tuple[Path, ...]:
-    """Write the decision page and the pilot's configuration. Return the paths of both files."""
+    """Write the decision page and the pilot's configuration.
+
+    Return the paths of the decision page and of the pilot's configuration.
+    """
     page = out or (config.parent if config is not None else Path()) / FILE
     # A line break in a file name would end the comment in pilot.toml, and the rest would be TOML.
     title = one_line(config.name) if config is not None else "a plan"

@@ -1,8 +1,8 @@
 """Seconds of a step, from a short calibration of the model on this machine.
 
 A generation prefills one prompt at a time, then runs decoding steps of all slots, each at the same
-cost. The time of an update is a constant (the optimizer) plus a time per token. Two short
-generations and two small updates determine the costs of a generation and of an update.
+cost. The time of an update is a constant (for the optimizer) plus a time per token. Two short
+generations and two small updates determine the seconds of a generation and of an update.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DECODED_STEPS = 8
 """Maximum number of decoding steps in a timed generation."""
-# A draw number that neither training nor `assay.plan.measured.measure` uses.
+# The draw number is used neither by training nor by `assay.plan.measured.measure`.
 MEASURED_DRAW = -3
 SHORT = 32
 """Maximum tokens of a prompt, and of a completion, in the smaller timed update."""
@@ -62,8 +62,8 @@ def time_sampled(
 ) -> StepSeconds:
     """Time a step that samples, with updates on synthetic groups.
 
-    prompt: tokens of a typical prompt. lengths: lengths of sampled completions. teacher: teacher of
-    the run, if there is one.
+    prompt: number of tokens of a typical prompt. lengths: lengths of sampled completions. teacher:
+    teacher of the run, if there is one.
     """
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
@@ -101,7 +101,8 @@ def time_sampled(
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
-    """Return the mean tokens of a prompt and of a trained text, over the first `LOOKED_AT` rows."""
+    """Return the mean numbers of tokens of a prompt and of a trained text, over the first
+    `LOOKED_AT` rows."""
     columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
     return prompt, completion
@@ -116,7 +117,8 @@ def time_given(
 ) -> StepSeconds:
     """Time a step of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows.
 
-    prompt, completion: tokens of a synthetic row. asked: as in `estimate_given`.
+    prompt, completion: numbers of prompt tokens and completion tokens of a synthetic row. asked: as
+        in `estimate_given`.
     """
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
@@ -178,7 +180,7 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Pack groups into one batch. The result marks every completion of the batch as trained."""
+    """Pack groups into one batch. In the returned batch, every completion is marked as trained."""
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
@@ -252,12 +254,12 @@ def measure_units(
 
     Generation is not timed if there are no problems to sample.
 
-    learn: performs an update. ask: queries the teacher, without an update.
+    learn: performs an update. ask: function that queries the teacher, without an update.
     """
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
-    # ``learn`` queries the teacher too, so the time of these queries is subtracted from it.
+    # The function ``learn`` queries the teacher too, so the time of these queries is subtracted.
     asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
     return UnitSeconds(*generation, fixed, token - asking, asking)
 
@@ -271,7 +273,7 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
     most = min(DECODED_STEPS, sampling.max_tokens)
     sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
     found = (0.0, 0.0, 0.0)
-    # The first generation compiles kernels for new shapes, so only the second one counts.
+    # The first generation compiles kernels for new shapes, so only the second generation is timed.
     for _ in range(2):
         started = time.perf_counter()
         session.generator.generate(chosen, sampling, group_size)
@@ -281,7 +283,8 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    # Updates need the memory of the generator's cache, as in a run.
+    # The generator's cache is released before the timed updates, because updates need its memory,
+    # as in a run.
     session.generator.sleep()
     return found
 
@@ -291,7 +294,7 @@ def _time_update(
 ) -> tuple[float, float]:
     """Return the constant seconds of an update and its seconds per token, from two small updates.
 
-    The larger update has more and longer rows.
+    Of the two timed updates, the larger one has more and longer rows.
     """
     # Groups have the size of training groups, because the completions of a group share a prompt.
     # Large groups are reduced to about `MOST_TOKENS` tokens, to limit the time of a measurement.
@@ -309,7 +312,8 @@ def _time_update(
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
     # Other processes may disturb a time measurement.
-    # Such a disturbance shows as a larger update that seems faster than a smaller one.
+    # A disturbance by other processes shows as a larger update that seems faster than a smaller
+    # update.
     if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope
@@ -322,7 +326,7 @@ def _num_tokens(groups: Sequence[Group]) -> int:
 
 def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
     """Return synthetic groups with prompts and completions of given lengths."""
-    # Their text consists of spaces, which every vocabulary contains.
+    # The text of synthetic rows consists of spaces, which every vocabulary contains.
     problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
     made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
     return made_up.generate(problems, SamplingConfig(), siblings)

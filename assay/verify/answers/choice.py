@@ -237,6 +237,7 @@ def _in_phrase(text: str, start: int, options: Options) -> Labels:
 def _commitments(text: str, start: int, options: Options) -> Iterator[tuple[int, Labels]]:
     """Yield (end position, labels) for each answer phrase with a choice, from last to first."""
     # The function is a generator, so that phrases are parsed only when the caller asks for more.
+    # Parsing the text after a phrase is slow, and the last phrase usually decides.
     said = phrases(text, start, "option", *PHRASES, "language")
     right = (m for m in pattern("is_right").finditer(text, start) if options.has(m["label"]))
     for match in sorted((*said, *right), key=re.Match[str].span, reverse=True):
