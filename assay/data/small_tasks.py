@@ -9,8 +9,12 @@ Source addresses, each with the rows that the address yields:
     assay.data.small_tasks:sums?size=2000         sums such as 17+25=
     assay.data.small_tasks:programs?size=2000     functions such as f(x): plus 2, times 3:
     assay.data.small_tasks:knights?size=2000      puzzles of knights and knaves
-    assay.data.small_tasks:choices?size=2000      multiple-choice questions
+    assay.data.small_tasks:boolean?size=2000      values of Boolean expressions
+    assay.data.small_tasks:choices?size=2000      multiple-choice questions about three numbers
+    assay.data.small_tasks:science?size=2000      multiple-choice questions about elements and units
+    assay.data.small_tasks:stories?size=2000      short word problems
     assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5   traces, half right
+    assay.data.small_tasks:imperfect_answers?kind=sums&think=1     traces with think blocks
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import and_, or_, xor
 from random import Random
 from typing import Any
 
@@ -30,20 +35,41 @@ from assay.types import Problem
 MOST = 49
 KINDS_OF_PEOPLE = ("knave", "knight")
 LETTERS = "ABC"
+_TF = "FT"
 ASKED = ("largest", "smallest", "middle")
 WORDS = {"plus": "+", "minus": "-", "times": "*"}
 TESTED = (-3, 0, 1, 7, 12)
 """Arguments of the hidden tests. No two different generated programs agree on all arguments."""
+GATES: Mapping[str, Callable[[bool, bool], bool]] = {"&": and_, "|": or_, "^": xor}
+NAMES = ("Ann", "Bo", "Cy", "Di", "Eve", "Flo", "Gus", "Hal")
+ELEMENTS: str = (
+    "hydrogen H, helium He, carbon C, nitrogen N, oxygen O, sodium Na, silicon Si, sulfur S,"
+    " iron Fe, copper Cu, zinc Zn, silver Ag, tin Sn, gold Au, mercury Hg, lead Pb"
+)
+UNITS: str = (
+    "force N, energy J, power W, pressure Pa, charge C, voltage V, current A, time s, mass kg,"
+    " length m, frequency Hz, resistance ohm"
+)
+FACTS = tuple(
+    dict(zip(words[::2], words[1::2], strict=True))
+    for words in (ELEMENTS.replace(",", "").split(), UNITS.replace(",", "").split())
+)
+"""Symbols of chemical elements, and symbols of the units of physical quantities."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallTask:
-    """One problem: its prompt, right answer, a wrong answer in the same format, and the spec."""
+    """One problem: its prompt, right answer, a wrong answer in the same format, and the spec.
+
+    working: function from an answer to the reasoning that leads to the answer. The reasoning of a
+    wrong answer contains an error.
+    """
 
     prompt: str
     answer: str
     wrong: str
     spec: Mapping[str, Any]
+    working: Callable[[str], str]
 
 
 def _sum(random: Random) -> SmallTask:
@@ -51,7 +77,13 @@ def _sum(random: Random) -> SmallTask:
     answer = left + right
     # Typical errors of addition: a sum that is wrong by 1, or by 10 after a lost carry.
     wrong = answer + random.choice((-10, -2, -1, 1, 2, 10))
-    return SmallTask(f"{left}+{right}=", f"{answer}", f"{wrong}", {"answer": f"{answer}"})
+    ones, tens = left % 10 + right % 10, left // 10 + right // 10
+
+    def working(said: str) -> str:
+        return f"{left % 10}+{right % 10}={ones};{tens}0+{ones}={said}"
+
+    prompt = f"{left}+{right}="
+    return SmallTask(prompt, f"{answer}", f"{wrong}", {"answer": f"{answer}"}, working)
 
 
 def _program(random: Random) -> SmallTask:
@@ -82,7 +114,8 @@ def _program(random: Random) -> SmallTask:
     ]
     prompt = f"f(x): {first} {small}, {second} {large}:"
     answer = f"def f(x):return ({inner}){WORDS[second]}{large}"
-    return SmallTask(prompt, answer, random.choice(slips), {"entry_point": "f", "tests": tests})
+    spec = {"entry_point": "f", "tests": tests}
+    return SmallTask(prompt, answer, random.choice(slips), spec, lambda said: said.split(" ")[-1])
 
 
 # Each statement of a puzzle, and a function that returns whether the statement is true.
@@ -115,25 +148,88 @@ def _knights(random: Random) -> SmallTask:
     wrong = random.choice([one for one in product((False, True), repeat=2) if one != solution])
     texts = [" ".join(KINDS_OF_PEOPLE[kind] for kind in people) for people in (solution, wrong)]
     prompt = f"{first}: {a.format(other=second)}. {second}: {b.format(other=first)}."
-    return SmallTask(prompt, texts[0], texts[1], {"answer": texts[0]})
+
+    def working(said: str) -> str:
+        one, two = said.split()
+        return f"{first} {one}, {second} {two}"
+
+    return SmallTask(prompt, texts[0], texts[1], {"answer": texts[0]}, working)
+
+
+def _boolean(random: Random) -> SmallTask:
+    """Return a problem that asks for the values of three expressions, each of two variables."""
+    values = {name: random.random() < 0.5 for name in "abc"}
+    asked = [(*random.sample("abc", 2), random.choice([*GATES])) for _ in range(3)]
+    truth = [GATES[gate](values[one], values[two]) for one, two, gate in asked]
+    slips = list(truth)
+    slips[random.randrange(3)] ^= True
+
+    def working(said: str) -> str:
+        written = [f"{_TF[values[one]]}{gate}{_TF[values[two]]}" for one, two, gate in asked]
+        return ";".join(map("=".join, zip(written, said.split(), strict=True)))
+
+    given = " ".join(f"{name}={_TF[value]}" for name, value in values.items())
+    listed = ", ".join(f"{one}{gate}{two}" for one, two, gate in asked)
+    texts = [" ".join(_TF[value] for value in row) for row in (truth, slips)]
+    return SmallTask(f"{given}: {listed}:", texts[0], texts[1], {"answer": texts[0]}, working)
+
+
+def _story(random: Random) -> SmallTask:
+    """Return a word problem of two steps, whose result is never negative."""
+    name, start, got = random.choice(NAMES), random.randint(0, 9), random.randint(1, 9)
+    gave = random.randint(1, min(9, start + got))
+    answer = start + got - gave
+    wrong = answer + random.choice((1, 2) if answer < 2 else (-2, -1, 1, 2))
+
+    def working(said: str) -> str:
+        return f"{start}+{got}={start + got};{start + got}-{gave}={said}"
+
+    prompt = f"{name} has {start}, gets {got}, gives {gave}:"
+    return SmallTask(prompt, f"{answer}", f"{wrong}", {"answer": f"{answer}"}, working)
+
+
+def _science(random: Random) -> SmallTask:
+    facts = random.choice(FACTS)
+    asked = random.choice([*facts])
+    others = random.sample([one for one in facts.values() if one != facts[asked]], len(LETTERS) - 1)
+    shown = random.sample([facts[asked], *others], len(LETTERS))
+
+    def working(said: str) -> str:
+        return f"{asked} is {shown[LETTERS.index(said)]}"
+
+    return _lettered(random, f"{asked}?", shown, facts[asked], working)
 
 
 def _choice(random: Random) -> SmallTask:
     numbers, asked = random.sample(range(10, 100), len(LETTERS)), random.choice(ASKED)
     ranked = sorted(numbers)
     wanted = {"largest": ranked[-1], "smallest": ranked[0], "middle": ranked[1]}[asked]
-    answer = LETTERS[numbers.index(wanted)]
-    listed = " ".join(f"({letter}) {n}" for letter, n in zip(LETTERS, numbers, strict=True))
+
+    def working(said: str) -> str:
+        return f"{asked} is {numbers[LETTERS.index(said)]}"
+
+    return _lettered(random, f"{asked}?", list(map(str, numbers)), str(wanted), working)
+
+
+def _lettered(
+    random: Random, question: str, options: list[str], right: str, working: Callable[[str], str]
+) -> SmallTask:
+    """Return a multiple-choice problem with a letter for each option."""
+    answer = LETTERS[options.index(right)]
+    listed = " ".join(f"({letter}) {one}" for letter, one in zip(LETTERS, options, strict=True))
     wrong = random.choice([letter for letter in LETTERS if letter != answer])
-    spec = {"answer": answer, "options": [str(n) for n in numbers]}
-    return SmallTask(f"{asked}? {listed}:", answer, wrong, spec)
+    spec = {"answer": answer, "options": options}
+    return SmallTask(f"{question} {listed}:", answer, wrong, spec, working)
 
 
 TASKS: Mapping[str, Callable[[Random], SmallTask]] = {
     "sums": _sum,
     "programs": _program,
     "knights": _knights,
+    "boolean": _boolean,
     "choices": _choice,
+    "science": _science,
+    "stories": _story,
 }
 
 
@@ -165,21 +261,63 @@ def choices(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence
 
 
 @source
+def boolean(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
+    """Return problems such as ``a=T b=F c=T: a&b, b|c, a^c:``, for ``exact``.
+
+    The answer lists the three values: ``F T F``.
+    """
+    return _problems("boolean", size, seed, split)
+
+
+@source
+def science(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
+    """Return problems such as ``iron? (A) Au (B) Fe (C) Na:``, for ``choice``.
+
+    Questions ask for the symbol of an element, or for the unit of a quantity.
+    """
+    return _problems("science", size, seed, split)
+
+
+@source
+def stories(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
+    """Return word problems such as ``Ann has 7, gets 4, gives 3:``, for ``math``."""
+    return _problems("stories", size, seed, split)
+
+
+@source
 def imperfect_answers(
-    kind: str, size: int = 1000, seed: int = 0, split: Split = "train", right: float = 0.5
+    kind: str,
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    right: float = 0.5,
+    think: int = 0,
+    slipped: float = 0.5,
 ) -> Sequence[Trace]:
     """Return traces for one type of problem (``kind``); the share ``right`` of the traces is right.
 
     Wrong answers have the same format as right answers. A model that imitates these traces learns
     the format. A model that imitates these traces is right about as often as the traces.
+
+    think: 1 adds a think block to each trace, as in ``<think>iron is Fe</think>B``. Right traces
+    contain their reasoning. slipped: share of the wrong traces whose reasoning contains an error;
+    the block of the other wrong traces is empty, because they guess.
     """
     _check(kind, split)
     check_share("right", right)
+    check_share("slipped", slipped)
+    if think not in (0, 1):
+        raise DataError(message("think", repr(think), "0 or 1"))
 
     def make(index: int) -> Trace:
         random = Random(f"small traces {kind} {seed} {index}")
         task = _drawn(kind, random, split)
-        return Trace(task.prompt, task.answer if random.random() < right else task.wrong)
+        is_right = random.random() < right
+        answer = task.answer if is_right else task.wrong
+        if not think:
+            return Trace(task.prompt, answer)
+        working = task.working(answer) if is_right or random.random() < slipped else ""
+        return Trace(task.prompt, f"<think>{working}</think>{answer}")
 
     return Generated(size, make)
 

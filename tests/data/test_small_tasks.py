@@ -11,7 +11,15 @@ from assay.data.small_tasks import TASKS, imperfect_answers
 from assay.errors import DataError
 from assay.session.judging import judge
 
-VERIFIERS = {"sums": "math", "programs": "code", "knights": "exact", "choices": "choice"}
+VERIFIERS = {
+    "sums": "math",
+    "programs": "code",
+    "knights": "exact",
+    "boolean": "exact",
+    "choices": "choice",
+    "science": "choice",
+    "stories": "math",
+}
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -41,3 +49,23 @@ def test_share_of_right_traces_is_the_one_asked_for() -> None:
     assert 75 <= right <= 125
     with pytest.raises(DataError, match="kind: found 'poems'; accepted: sums, programs"):
         imperfect_answers("poems")
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_reasoning_leads_to_the_answer_that_follows_it(kind: str) -> None:
+    traces = imperfect_answers(kind, size=300, right=0.5, think=1, slipped=0.5)
+    rows = [(Random(f"small traces {kind} 0 {n}"), trace) for n, trace in enumerate(traces)]
+    guesses = 0
+    for random, trace in rows:
+        task = small_tasks._drawn(kind, random, "train")
+        reasoning, answer = trace.completion.removeprefix("<think>").split("</think>")
+        assert answer in (task.answer, task.wrong)
+        assert reasoning in ("", task.working(answer))
+        assert reasoning or answer == task.wrong, "only wrong traces guess"
+        guesses += not reasoning
+    assert 45 <= guesses <= 105
+
+
+def test_think_is_zero_or_one() -> None:
+    with pytest.raises(DataError, match="think: found 2; accepted: 0 or 1"):
+        imperfect_answers("sums", think=2)
