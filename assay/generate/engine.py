@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,17 @@ from assay.errors import OutOfMemory
 from assay.generate.base import CompletionLog, TurnController
 from assay.generate.captured import CapturedForward
 from assay.generate.controllers import TurnControllers
-from assay.generate.drawing import Draw, draw_on
+from assay.generate.drawing import draw_on
+from assay.generate.engine_call import EngineCall, room_of
+from assay.generate.engine_stats import EngineStats
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.forward import Choice, choose_forward, plain_probe, probe
-from assay.generate.kv_cache import Extent, Room
+from assay.generate.kv_cache import Room
 from assay.generate.memory import default_kv_mib, num_that_fit
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.prompt_reading import PromptReader
 from assay.generate.sampler import completion_key, uniforms
-from assay.generate.slots import Slots, Waiting
+from assay.generate.slots import PartialCompletion, Slots, Waiting
 from assay.generate.threads import fastest_threads, on_threads
 from assay.model.allocator import out_of_memory_names, return_freed_memory
 from assay.model.family import NotLean
@@ -43,60 +44,6 @@ from assay.model.weights import Weights, fingerprint
 from assay.types import FinishReason, Floats, Group, Problem, Prompt
 
 MEMORY_SETTINGS = "engine.max_kv_mib or engine.num_slots"
-
-
-@dataclass
-class EngineStats:
-    """Statistics of the last call of `Engine.generate`, without the time of ``on_group``.
-
-    num_completions: number of finished completions. num_wanted: number of requested completions.
-    rows: sum of the rows of all decoding steps, including idle rows. prompt_tokens: prompt tokens
-    that the model computed, without tokens reused from the previous prompt. tokens: sampled tokens,
-    including tokens of unfinished completions and removed tokens. wait_seconds: time in which all
-    completions waited for their turn controllers.
-    """
-
-    num_slots: int = 0
-    num_wanted: int = 0
-    num_completions: int = 0
-    num_steps: int = 0
-    rows: int = 0
-    prompt_tokens: int = 0
-    tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    postprocess_seconds: float = 0.0
-    wait_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Total time of the engine."""
-        own = self.prefill_seconds + self.decode_seconds + self.postprocess_seconds
-        return own + self.wait_seconds
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Sampled tokens per second of the engine's total time."""
-        return self.tokens / self.seconds if self.seconds else 0.0
-
-
-@dataclass(eq=False)
-class _Call:
-    """The state of one call of `Engine.generate`."""
-
-    sampling: SamplingConfig
-    group_size: int
-    queue: deque[Waiting]
-    slots: Slots
-    text_ends: TextEnds | None
-    policy_version: int
-    controllers: TurnControllers
-    reader: PromptReader
-    # Function of logits and uniforms that samples tokens and their log-probabilities.
-    draw: Draw
-    # Slots that got a completion in this step; the first token is sampled from the prompt's logits.
-    fresh: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
-    num_decoding: int = 0
 
 
 class Engine:
@@ -212,32 +159,50 @@ class Engine:
         does not select are canceled and not returned. Raises DataError if a prompt fills the
         model's context, and OutOfMemory if no slot fits in ``engine.max_kv_mib``.
         """
-        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        waiting = [self.admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
             group.begin(first_sibling, group_size, self.log)
-        groups = {one.position: one.group() for one in waiting if not one.todo}
+        self.sample(waiting, sampling, on_group, cutoff)
+        return [group.group() for group in waiting if group.is_finished]
+
+    def sample(
+        self,
+        waiting: Sequence[Waiting],
+        sampling: SamplingConfig,
+        on_group: Callable[[Group], None] | None = None,
+        cutoff: OversamplingCutoff | None = None,
+        must_end: Callable[[int], bool] = lambda num_idle: False,
+    ) -> None:
+        """Sample the missing completions of groups from `admit`.
+
+        must_end: called before each decoding step with the number of idle slots. If it returns
+        True, the call ends, and the unfinished completions stay in their groups. A later call
+        continues these completions, also with other weights: their earlier tokens are read again.
+        """
         try:
             with self._threads():
-                call = self._begin([one for one in waiting if one.todo], sampling, group_size)
+                call = self._begin([one for one in waiting if one.todo], sampling)
             while call.queue or call.slots.active_S.any():
+                if must_end(0 if call.queue else len(call.slots.free())):
+                    for slot in np.flatnonzero(call.slots.active_S)[::-1].tolist():
+                        call.slots.interrupt(slot, call.policy_version)
+                    return
                 with out_of_memory_names(MEMORY_SETTINGS, "generation"), self._threads():
                     self._schedule(call)
                     self._run(call)
                 ended = self._postprocess(call)
                 if self.watch is not None:
                     self.watch(self.stats)
-                groups.update(ended)
                 if on_group is not None:
-                    for _, group in ended:
+                    for group in ended:
                         on_group(group)
                 if cutoff is not None:
-                    for _, group in ended:
+                    for group in ended:
                         cutoff.ended(group)
                     cutoff.tokens += self._give_up(call, cutoff.limit)
         finally:
             self._choice.forward.end_call()
             return_freed_memory()
-        return [groups[n] for n in range(len(waiting)) if cutoff is None or n in groups]
 
     def sleep(self) -> None:
         """Free the packed copies of the weights, which calls under one policy share."""
@@ -271,18 +236,12 @@ class Engine:
         with on_threads(min(self.settings.threads or there, there)), device:
             yield
 
-    def _begin(self, waiting: list[Waiting], sampling: SamplingConfig, group_size: int) -> _Call:
+    def _begin(self, waiting: list[Waiting], sampling: SamplingConfig) -> EngineCall:
         # The learner may move the model to another device or type between calls.
         # Rounding differs between types and devices, so the decoding path is verified again.
         if (self._dtype, self._device) != _kind_of(self._model):
             self._choice = self._prove(self._model)
-        longest = max((group.limit for group in waiting), default=1)
-        extent = Extent(
-            total=max((len(g.prompt.tokens) + g.limit for g in waiting), default=1),
-            prompt=max((len(g.prompt.tokens) for g in waiting), default=1),
-            own=longest,
-        )
-        room = Room(extent, len(waiting), group_size)
+        room = room_of(waiting)
         try:
             num_rows = self._make_ready(room)
         except NotLean:
@@ -290,15 +249,14 @@ class Engine:
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
-        self.stats = EngineStats(num_slots=num_slots, num_wanted=len(waiting) * group_size)
+        self.stats = EngineStats(num_slots=num_slots, num_wanted=sum(g.size for g in waiting))
         self.stats.num_completions = sum(len(group.done) for group in waiting)
         forward = self._choice.forward
         text_ends = TextEnds(self.tokenizer, sampling.stop) if sampling.stop else None
-        return _Call(
+        return EngineCall(
             sampling=sampling,
-            group_size=group_size,
             queue=deque(waiting),
-            slots=Slots(num_slots, num_rows, longest),
+            slots=Slots(num_slots, num_rows, room.extent.own),
             text_ends=text_ends,
             policy_version=self.policy_version,
             controllers=TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
@@ -306,7 +264,9 @@ class Engine:
             draw=draw_on(self._device, sampling, isinstance(forward, CapturedForward)),
         )
 
-    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
+    def admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
+        """Render a problem's prompt for `sample`. Raises DataError if the prompt fills the model's
+        context."""
         prompt = self.render(problem)
         return Waiting.of(position, problem, prompt, sampling.max_tokens, self.context_length)
 
@@ -342,7 +302,7 @@ class Engine:
         return num_rows
 
     @torch.inference_mode()
-    def _schedule(self, call: _Call) -> None:
+    def _schedule(self, call: EngineCall) -> None:
         """Assign every free slot to the next waiting sibling."""
         slots, forward = call.slots, self._choice.forward
         call.num_decoding = int(slots.active_S.sum())
@@ -353,20 +313,45 @@ class Engine:
         free = slots.free()
         while len(free) and call.queue:
             group = call.queue[0]
+            if group.todo and group.todo[0] in group.open:
+                self._take_up(call, group, int(free[0]))
+                free = free[1:]
+                continue
             logits_V = call.reader.read(group.prompt.tokens)
             siblings = [group.todo.popleft() for _ in range(min(len(free), len(group.todo)))]
             chosen, free = free[: len(siblings)], free[len(siblings) :]
             forward.cache.place(torch.from_numpy(chosen))
             call.fresh.append((on_device(chosen, self._device), logits_V))
-            problem = group.problem
             for slot, sibling in zip(chosen, siblings, strict=True):
-                number = group.first_sibling + sibling
-                key = completion_key(self.seed, problem.id, problem.draw, number)
+                key = self._key_of(group, sibling)
                 slots.take(int(slot), group, sibling, key, call.controllers.of(group))
             if not group.todo:
                 call.queue.popleft()
         self.stats.prompt_tokens = call.reader.num_computed
         self.stats.prefill_seconds += time.perf_counter() - started
+
+    def _take_up(self, call: EngineCall, group: Waiting, slot: int) -> None:
+        """Continue the group's next interrupted completion in a slot: read its tokens again."""
+        sibling, chosen = group.todo.popleft(), np.array([slot])
+        one: PartialCompletion = group.open[sibling]
+        logits_V = call.reader.read(
+            np.concatenate([group.prompt.tokens, one.tokens[: one.num_read]])
+        )
+        self._choice.forward.cache.place(torch.from_numpy(chosen))
+        call.slots.take_up(slot, group, sibling, self._key_of(group, sibling))
+        # The next decoding step feeds the newest token, so that the step can also feed the token
+        # again while the completion is paused.
+        if len(one.tokens):
+            call.num_decoding += 1
+        else:
+            call.fresh.append((on_device(chosen, self._device), logits_V))
+        if not group.todo:
+            call.queue.popleft()
+
+    def _key_of(self, group: Waiting, sibling: int) -> int:
+        """Return the random key of a completion."""
+        problem, number = group.problem, group.first_sibling + sibling
+        return completion_key(self.seed, problem.id, problem.draw, number)
 
     def _drop_idle_rows(self, slots: Slots) -> None:
         """Halve the number of rows repeatedly, while enough rows are idle and the smaller row count
@@ -381,7 +366,7 @@ class Engine:
         self._choice.forward.cache.keep_slots(on_device(kept, self._device), len(active))
 
     @torch.inference_mode()
-    def _run(self, call: _Call) -> None:
+    def _run(self, call: EngineCall) -> None:
         """Feed the last token of every slot and sample the next. Slots with a new completion sample
         the first token instead."""
         slots, device = call.slots, self._device
@@ -407,7 +392,7 @@ class Engine:
         self.stats.tokens += int(slots.going().sum())
         self.stats.decode_seconds += time.perf_counter() - started
 
-    def _postprocess(self, call: _Call) -> list[tuple[int, Group]]:
+    def _postprocess(self, call: EngineCall) -> list[Group]:
         """Remove finished completions from their slots and return the groups whose completions are
         all finished."""
         started = time.perf_counter()
@@ -435,16 +420,22 @@ class Engine:
         ended_S = at_eos_S | ((slots.counts_S >= slots.limits_S) & slots.going())
         if stopped:
             ended_S[list(stopped)] = True
-        finished: list[tuple[int, Group]] = []
+        finished: list[Group] = []
         for slot in np.flatnonzero(ended_S).tolist():
             reason: FinishReason = "stop_string" if slot in stopped else "length"
             group = self._take_out(call, slot, "eos" if at_eos_S[slot] else reason)
-            if len(group.done) == call.group_size:
-                finished.append((group.position, group.group()))
+            if group.is_finished:
+                finished.append(group.group())
+        # The cache cannot remove tokens that were read together with the prompt.
+        for slot in slots.must_read_again().tolist():
+            group = slots.group[slot]
+            slots.interrupt(slot, call.policy_version)
+            if group is not None and group not in call.queue:
+                call.queue.appendleft(group)
         self.stats.postprocess_seconds += time.perf_counter() - started
         return finished
 
-    def _give_up(self, call: _Call, limit: int | None) -> int:
+    def _give_up(self, call: EngineCall, limit: int | None) -> int:
         """Cancel groups with a completion above ``limit``; return the number of lost tokens."""
         slots, num_tokens = call.slots, 0
         if limit is None:
@@ -469,11 +460,13 @@ class Engine:
                 call.queue.remove(group)
         return num_tokens
 
-    def _take_out(self, call: _Call, slot: int, reason: FinishReason) -> Waiting:
+    def _take_out(self, call: EngineCall, slot: int, reason: FinishReason) -> Waiting:
         slots = call.slots
         group, sibling = slots.group[slot], slots.sibling[slot]
         assert group is not None, "an idle slot ended"
         rows = slots.rows(slot)
+        versions, sampled = slots.token_versions(slot, call.policy_version), slots.sampled_log
+        oldest = int(versions[sampled[rows, slot]].min(initial=call.policy_version))
         group.done[sibling] = finished_completion(
             self.tokenizer,
             group.name_of(sibling),
@@ -484,8 +477,9 @@ class Engine:
             begun=slots.turns[slot],
             eos_ids=self._eos_ids.tolist(),
             model_logprobs=slots.model_log[rows, slot],
-            sampled=slots.sampled_log[rows, slot],
-            policy_version=call.policy_version,
+            sampled=sampled[rows, slot],
+            policy_version=oldest,
+            token_versions=versions if (versions != oldest).any() else None,
         )
         slots.release(slot)
         self.stats.num_completions += 1

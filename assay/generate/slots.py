@@ -6,18 +6,50 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from assay.errors import DataError, RunStopped, message
 from assay.generate.base import CompletionLog, InjectedTokens, Promise, SoFar, TurnController
 from assay.generate.kv_cache import Extent
-from assay.types import Completion, Group, Problem, Prompt, ThinkFormat
+from assay.types import Completion, Group, Problem, Prompt, ThinkFormat, Tokens
 
 PATIENCE = 600.0
 """Seconds to wait for any turn controller when all completions are paused."""
+LOOK = 1.0
+"""Maximum seconds of one wait, so that the caller can interrupt paused completions."""
 Asking = tuple[ThinkFormat, str | None]
 """Prompt kind: the think format, and the row's own thinking effort, if any."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartialCompletion:
+    """A completion whose sampling was interrupted. A later call continues the completion, possibly
+    with other weights.
+
+    logs: the completion's values in the order of `_LOGS`. versions: policy version of each token.
+    The other fields are those of the completion's slot (`Slots`).
+    """
+
+    logs: Sequence[np.ndarray]
+    versions: Tokens
+    controller: TurnController | None = None
+    injected: tuple[int, ...] = ()
+    turns: tuple[tuple[int, int], ...] = ()
+    num_undone: int = 0
+    promise: Promise | None = None
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens so far."""
+        return self.logs[0]
+
+    @property
+    def num_read(self) -> int:
+        """Number of tokens that are read together with the prompt: all except the newest token,
+        which the next decoding step feeds."""
+        return max(len(self.tokens) - 1, 0)
 
 
 @dataclass(eq=False)
@@ -25,7 +57,8 @@ class Waiting:
     """An unfinished group and its finished completions.
 
     todo: indices of the siblings that wait for a slot, from 0. Names and random keys of the
-    completions contain the sibling's index plus ``first_sibling``.
+    completions contain the sibling's index plus ``first_sibling``. open: interrupted completions by
+    sibling; their siblings are in ``todo``.
     """
 
     position: int
@@ -33,8 +66,10 @@ class Waiting:
     prompt: Prompt
     limit: int
     first_sibling: int = 0
+    size: int = 0
     todo: deque[int] = field(default_factory=deque[int])
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    open: dict[int, Any] = field(default_factory=dict[int, Any])
 
     @classmethod
     def of(
@@ -56,7 +91,7 @@ class Waiting:
 
     def begin(self, first_sibling: int, group_size: int, log: CompletionLog | None) -> None:
         """Queue the siblings to sample, and read finished siblings from the log."""
-        self.first_sibling = first_sibling
+        self.first_sibling, self.size = first_sibling, group_size
         for number in range(group_size):
             known = None if log is None else log.find(self.problem, self.name_of(number))
             if known is not None:
@@ -67,6 +102,11 @@ class Waiting:
     def name_of(self, sibling: int) -> str:
         """Return a completion's name."""
         return f"{self.problem.group_id}/{self.first_sibling + sibling}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all completions are finished."""
+        return len(self.done) == self.size
 
     def group(self) -> Group:
         """Return the finished group; all its siblings must be finished."""
@@ -80,9 +120,10 @@ class Waiting:
 
 
 _ARRAYS = ("active_S", "waits_S", "keys_S", "prompt_length_S", "counts_S", "limits_S", "tokens_S")
-_ARRAYS += ("undone_S",)
+_ARRAYS += ("undone_S", "read_S")
 _LOGS = ("token_log", "behavior_log", "model_log", "sampled_log")
-_LISTS = ("group", "sibling", "controllers", "injected", "turns", "promised", "held")
+_LISTS = ("group", "sibling", "controllers", "injected", "turns", "promised", "held", "versions")
+_NO_VERSIONS = np.zeros(0, np.int32)
 
 
 class Slots:
@@ -109,11 +150,17 @@ class Slots:
         # Number of removed tokens, which is added to the index of the next random draw.
         # The random number of a removed token is therefore never used again.
         self.undone_S = np.zeros(num_rows, np.int64)
+        # Number of tokens that were read together with the prompt when the completion continued,
+        # and the policy versions of all tokens from earlier calls.
+        self.read_S = np.zeros(num_rows, np.int64)
+        self.versions: list[Tokens] = [_NO_VERSIONS] * num_rows
         # A paused slot feeds its last token again, which writes the same bits to the cache.
         # `held` stores its logs.
         self.waits_S = np.zeros(num_rows, np.bool_)
         self.promised: list[Promise | None] = [None] * num_rows
-        self.held: list[list[np.ndarray]] = [[] for _ in range(num_rows)]
+        self.held: list[Sequence[np.ndarray]] = [[] for _ in range(num_rows)]
+        # Seconds without any result while all completions are paused.
+        self.waited = 0.0
         # The logs are ring buffers [rows, S] with one row per step.
         # The log of one completion needs at most `longest` rows.
         self.step = -1
@@ -138,18 +185,68 @@ class Slots:
         key: int,
         controller: TurnController | None = None,
     ) -> None:
-        self.active_S[slot] = True
-        self.keys_S[slot] = key
-        self.prompt_length_S[slot] = len(group.prompt.tokens)
-        self.counts_S[slot] = 0
-        self.limits_S[slot] = group.limit
-        self.group[slot] = group
-        self.sibling[slot] = sibling
-        self.undone_S[slot] = 0
+        """Begin a completion in a slot."""
+        self._occupy(slot, group, sibling, key)
         if controller is not None:
             self.controlled = True
             self.controllers[slot] = controller
             self.ask(slot)
+
+    def take_up(self, slot: int, group: Waiting, sibling: int, key: int) -> None:
+        """Continue an interrupted completion in a slot. The cache must hold the keys and values of
+        the completion's first ``num_read`` tokens."""
+        one: PartialCompletion = group.open.pop(sibling)
+        self._occupy(slot, group, sibling, key)
+        self.counts_S[slot], self.read_S[slot] = len(one.tokens), one.num_read
+        self.undone_S[slot] = one.num_undone
+        self.controlled |= one.controller is not None or one.num_undone > 0 or bool(one.injected)
+        self.controllers[slot], self.turns[slot] = one.controller, [*one.turns]
+        self.injected[slot].extend(one.injected)
+        self.versions[slot] = one.versions
+        self._put_back(slot, one.logs)
+        if len(one.tokens):
+            self.tokens_S[slot] = one.tokens[-1]
+        if one.promise is not None:
+            self.promised[slot], self.waits_S[slot] = one.promise, True
+            self.held[slot] = one.logs
+
+    def interrupt(self, slot: int, policy_version: int) -> None:
+        """Return a slot's completion to its group, unfinished, and release the slot."""
+        group, rows = self.group[slot], self.rows(slot)
+        assert group is not None, "an idle slot has no completion"
+        # The log of a paused slot ends at an earlier step, so its saved log is used.
+        logs = [getattr(self, name)[rows, slot] for name in _LOGS]
+        group.open[self.sibling[slot]] = PartialCompletion(
+            self.held[slot] if self.waits_S[slot] else logs,
+            self.token_versions(slot, policy_version),
+            self.controllers[slot],
+            tuple(self.injected[slot]),
+            tuple(self.turns[slot]),
+            int(self.undone_S[slot]),
+            self.promised[slot],
+        )
+        group.todo.appendleft(self.sibling[slot])
+        self.release(slot)
+
+    def must_read_again(self) -> np.ndarray:
+        """Return the slots that lost tokens which were read together with the prompt."""
+        return np.flatnonzero(self.active_S & (self.read_S > 0) & (self.counts_S <= self.read_S))
+
+    def token_versions(self, slot: int, policy_version: int) -> Tokens:
+        """Return the policy version of each token. policy_version: version of the current call."""
+        earlier = self.versions[slot]
+        now = np.full(self.counts_S[slot] - len(earlier), policy_version, np.int32)
+        return np.concatenate([earlier, now])
+
+    def _occupy(self, slot: int, group: Waiting, sibling: int, key: int) -> None:
+        self.active_S[slot] = True
+        self.keys_S[slot] = key
+        self.prompt_length_S[slot] = len(group.prompt.tokens)
+        self.limits_S[slot] = group.limit
+        self.group[slot] = group
+        self.sibling[slot] = sibling
+        self.counts_S[slot] = self.undone_S[slot] = self.read_S[slot] = 0
+        self.versions[slot] = _NO_VERSIONS
 
     def release(self, slot: int) -> None:
         self.active_S[slot] = False
@@ -180,8 +277,8 @@ class Slots:
         """Return the maximum lengths over all slots, including the token that each slot feeds."""
         return Extent(
             total=int(self.positions().max()) + 1,
-            prompt=int(self.prompt_length_S[self.active_S].max(initial=1)),
-            own=int(self.counts_S[self.active_S].max(initial=1)),
+            prompt=int((self.prompt_length_S + self.read_S)[self.active_S].max(initial=1)),
+            own=int((self.counts_S - self.read_S)[self.active_S].max(initial=1)),
         )
 
     def record(self, sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
@@ -251,15 +348,17 @@ class Slots:
         promises = {one for one in waiting.values() if one is not None}
         # While any slot samples, the step does not wait for the futures of paused slots.
         if promises and not self.going().any():
-            kept, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
-            if not kept:
+            seconds = min(LOOK, PATIENCE)
+            kept, _ = wait(promises, seconds, return_when=FIRST_COMPLETED)
+            self.waited = 0.0 if kept else self.waited + seconds
+            if self.waited >= PATIENCE:
                 raise no_answer([group for slot in waiting if (group := self.group[slot])])
         for slot, promise in waiting.items():
             if promise is not None and promise.done():
                 self.waits_S[slot] = False
                 self._put_back(slot, self.held[slot])
 
-    def _put_back(self, slot: int, logs: list[np.ndarray]) -> None:
+    def _put_back(self, slot: int, logs: Sequence[np.ndarray]) -> None:
         """Copy a slot's saved logs to the last `counts_S` rows, which end at the newest step."""
         rows = self.rows(slot)
         for name, values in zip(_LOGS, logs, strict=True):
@@ -296,6 +395,7 @@ class Slots:
         held = [getattr(self, name)[kept, slot] for name in _LOGS]
         self.counts_S[slot] -= num_tokens
         self.undone_S[slot] += num_tokens
+        self.versions[slot] = self.versions[slot][: len(kept)]
         self._put_back(slot, held)
         if len(kept):
             self.tokens_S[slot] = held[0][-1]

@@ -20,7 +20,7 @@ from assay.config import SamplingConfig
 from assay.errors import WorkerDied, cause
 from assay.generate.base import CompletionLog
 from assay.generate.controllers import TurnControllers
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.open_completion import OpenCompletion
 from assay.generate.sampler import completion_key, key_at

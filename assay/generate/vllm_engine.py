@@ -33,7 +33,7 @@ from assay.errors import (
 )
 from assay.generate.base import CompletionLog
 from assay.generate.controllers import MakeController, TurnControllers
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.generate.forward import check_close, probe_tokens, probed_ids
 from assay.generate.memory import default_kv_mib
 from assay.generate.oversampling import OversamplingCutoff

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from assay.config import SamplingConfig
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights

@@ -16,7 +16,8 @@ import torch
 
 from assay.config import SamplingConfig, ScaleConfig
 from assay.errors import ModelError, WorkerDied
-from assay.generate.engine import Engine, EngineStats
+from assay.generate.engine import Engine
+from assay.generate.engine_stats import EngineStats
 from assay.generate.forward import check_close
 from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights, fingerprint

@@ -11,7 +11,7 @@ from assay.config import TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.errors import ConfigError, message
 from assay.generate.base import Generator
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.host.startup import doing
 from assay.model.load import LoadedModel, load_outline
 from assay.model.weights import Weights

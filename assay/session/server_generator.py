@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from assay.config import SamplingConfig
 from assay.endpoint.http_client import EndpointFailure
 from assay.errors import ModelError, RunStopped
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights
 from assay.types import Completion, Group, Problem, Prompt, ThinkFormat

@@ -13,7 +13,7 @@ from typing import Any
 from assay.config import SamplingConfig, TrainConfig
 from assay.data.mixture import Draws
 from assay.errors import VerifierError
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.host.startup import doing
 from assay.host.terminal import warn
 from assay.learn.spans import AnyTeacher

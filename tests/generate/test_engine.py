@@ -15,7 +15,7 @@ from generate_fakes import (
 
 from assay.config import EngineConfig, SamplingConfig
 from assay.errors import DataError, ModelError, OutOfMemory
-from assay.generate.engine import EngineStats
+from assay.generate.engine_stats import EngineStats
 from assay.generate.sampler import truncate
 from assay.model.weights import Weights
 from assay.testing import tiny_model
