@@ -58,11 +58,12 @@ class ScaleConfig(Section):
     gpus_per_actor: NonNegative = 0.0
     """Number of GPUs that an actor with a model (rollouts or teacher) reserves. 0: the actor uses
     the CPU. With a fraction, several actors share a GPU."""
-    steps_ahead: Literal[0, 1] = 0
-    """Number of steps that sampling runs ahead of learning. 0: sample each step from the newest
-    weights, while the learner waits. 1: sample the next step while the learner trains on the
-    current step. Completions are then one step old, and a resumed run is not bitwise equal to an
-    uninterrupted run."""
+    steps_ahead: Annotated[int, Field(ge=0, le=64)] = 0
+    """Maximum number of steps that sampling runs ahead of learning. 0: sample each step from the
+    newest weights, while the learner waits. N: rollout actors also sample the groups of the next N
+    steps while the learner trains. An unfinished completion continues with the new weights after an
+    update. A token is at most N steps old. A resumed run is not bitwise equal to an uninterrupted
+    run."""
     patience: Positive = 600.0
     """Maximum seconds without progress of an actor. A slower actor is replaced, and a slower
     learner rank ends the run."""

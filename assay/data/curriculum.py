@@ -55,12 +55,14 @@ class Curriculum:
         facts: RowFacts | None = None,
         most_drawn: int | None = None,
         oversample: int = 0,
+        draws_ahead: bool = False,
     ) -> None:
         """Start at the beginning of the first epoch.
 
         facts: the rows' difficulty labels and weights, if the settings use labels or weights.
         most_drawn: expected number of draws in the whole run. oversample: number of extra problems
-        that each step draws.
+        that each step draws. draws_ahead: whether problems are drawn before their step, so that
+        unobserved problems belong to the state.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -74,6 +76,7 @@ class Curriculum:
             raise ConfigError(message("curriculum.weights", "0 for every problem", accepted))
         self._most_drawn = most_drawn or len(problems)
         self._oversample = oversample
+        self._keeps_drawn = bool(oversample) or draws_ahead
         self._walks = self._settings.order in ("uniform", "easy_to_hard")
         self._epoch = 0
         self._position = 0
@@ -115,20 +118,17 @@ class Curriculum:
             chosen = self._choose(count)
         return [*waited, *(self._hand_out(index) for index in chosen)]
 
-    def ahead(self) -> Curriculum:
-        """Return a copy, which draws the same problems that this curriculum will draw next."""
+    def state_copy(self) -> Curriculum:
+        """Return a copy of the current state, which later draws do not change."""
         # The copy shares problems, facts and the epoch's order, which no draw changes in place.
         # Everything that a draw or a verdict changes in place is copied.
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()
         other._in_hand, other._of_step = dict(self._in_hand), set(self._of_step)
+        other._waiting = dict(self._waiting)
         other._sizes = list(self._sizes)
         return other
-
-    def state_copy(self) -> Curriculum:
-        """Return a copy of the current state, for `save_state`."""
-        return self.ahead()
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
         """Return the group size of each drawn problem.
@@ -181,7 +181,14 @@ class Curriculum:
 
     def _all_waiting(self) -> dict[str, int]:
         """Return the problems that were drawn but not observed; call only between two steps."""
-        return {**self._waiting, **(self._in_hand if self._oversample else {})}
+        return {**self._waiting, **(self._in_hand if self._keeps_drawn else {})}
+
+    def draw_again(self, name: str) -> Problem | None:
+        """Return the waiting problem with a group id, as it was drawn before; None: unknown."""
+        if name not in self._waiting:
+            return None
+        index = self._in_hand[name] = self._waiting.pop(name)
+        return dataclasses.replace(self._problems[index], draw=int(name.rpartition("#")[2]))
 
     def metrics(self) -> dict[str, float]:
         """Return metrics: progress through the problems, and a histogram of observed pass rates."""

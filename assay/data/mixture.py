@@ -38,8 +38,20 @@ class Draws(Protocol):
         """Record the verdicts of drawn problems."""
         ...
 
-    def ahead(self) -> Any:
-        """Return a copy whose draws do not change this object."""
+    def draw_again(self, name: str) -> Problem | None:
+        """Return a problem that was drawn before the state was saved, by its group id."""
+        ...
+
+    def state_copy(self) -> Any:
+        """Return a copy of the current state."""
+        ...
+
+    def save_state(self, folder: Path | str) -> None:
+        """Write the state to a folder."""
+        ...
+
+    def load_state(self, folder: Path | str) -> None:
+        """Restore a saved state."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -122,24 +134,25 @@ class MixedCurriculum:
         recent, limit = self._recent[name], self._settings[name].stop_above
         return limit is not None and len(recent) == NUM_RECENT and sum(recent) >= NUM_RECENT * limit
 
+    def draw_again(self, name: str) -> Problem | None:
+        """Return a part's waiting problem with a group id; None: unknown."""
+        found = (part.draw_again(name) for part in self._parts.values())
+        return next((problem for problem in found if problem is not None), None)
+
     def _name_of(self, problem: Problem) -> str:
         name = part_of(self._settings, problem.tags)
         assert name is not None, problem.id
         return name
 
-    def ahead(self) -> MixedCurriculum:
-        """Return a copy, which draws the same problems that this curriculum will draw next."""
+    def state_copy(self) -> MixedCurriculum:
+        """Return a copy of the current state, which later draws do not change."""
         other = copy.copy(self)
-        other._parts = {name: part.ahead() for name, part in self._parts.items()}
+        other._parts = {name: part.state_copy() for name, part in self._parts.items()}
         other._credits = dict(self._credits)
         other._of_step = dict(self._of_step)
         other._recent = {name: [*recent] for name, recent in self._recent.items()}
         other._stopped = set(self._stopped)
         return other
-
-    def state_copy(self) -> MixedCurriculum:
-        """Return a copy of the current state, for `save_state`."""
-        return self.ahead()
 
     def metrics(self) -> dict[str, float]:
         """Return metrics: each part's share of the step's prompts and its epochs so far.
@@ -209,12 +222,13 @@ def mixed_curriculum(
     settings: Mapping[str, MixturePart],
     usual: CurriculumConfig,
     most_drawn: int,
+    draws_ahead: bool = False,
 ) -> MixedCurriculum:
     """Return the curriculum of a mixture, before its first draw.
 
     problems: problem set in which each problem belongs to one part. usual: the configuration
     ``[curriculum]``, for parts without a curriculum table of their own. most_drawn: expected number
-    of draws in the run.
+    of draws in the run. draws_ahead: see `Curriculum`.
     """
     rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}
     for index in range(len(problems)):
@@ -228,5 +242,6 @@ def mixed_curriculum(
         order = settings[name].curriculum or usual
         share = int(most_drawn * settings[name].weight / total) + 1
         facts = FactReader(order).read(own, check_names=order is not usual)
-        parts[name] = Curriculum(own, seed, order, facts, min(share, most_drawn))
+        rest = (min(share, most_drawn), 0, draws_ahead)
+        parts[name] = Curriculum(own, seed, order, facts, *rest)
     return MixedCurriculum(parts, settings)

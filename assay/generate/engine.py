@@ -183,7 +183,7 @@ class Engine:
             with self._threads():
                 call = self._begin([one for one in waiting if one.todo], sampling)
             while call.queue or call.slots.active_S.any():
-                if must_end(0 if call.queue else len(call.slots.free())):
+                if must_end(0 if call.queue else self._num_idle(call)):
                     for slot in np.flatnonzero(call.slots.active_S)[::-1].tolist():
                         call.slots.interrupt(slot, call.policy_version)
                     return
@@ -347,6 +347,10 @@ class Engine:
             call.fresh.append((on_device(chosen, self._device), logits_V))
         if not group.todo:
             call.queue.popleft()
+
+    def _num_idle(self, call: EngineCall) -> int:
+        # The call itself may have fewer slots, because the rows of idle slots are dropped.
+        return max(0, self.settings.slots - int(call.slots.active_S.sum()))
 
     def _key_of(self, group: Waiting, sibling: int) -> int:
         """Return the random key of a completion."""

@@ -22,11 +22,12 @@ class OpenCompletion:
     """An unfinished completion of a request-based generator, such as vLLM.
 
     A request continues the prompt and the tokens so far, until the turn controller injects tokens
-    or returns a future. After an injection or a pause, a new request continues the completion.
-    controller: the turn controller. text_ends: searches for stop strings; None: the request itself
-    stops at stop strings. num_undone: number of removed tokens. needs_request: whether a new
-    request must continue the completion. promise: future of the turn controller while the
-    completion is paused. reason: finish reason; None while the completion is unfinished.
+    or returns a future. After an injection, a pause or an interruption, a new request continues the
+    completion. controller: the turn controller. policy_version: version that samples the next
+    tokens. text_ends: searches for stop strings; None: the request itself stops at stop strings.
+    num_undone: number of removed tokens. needs_request: whether a new request must continue the
+    completion. promise: future of the turn controller while the completion is paused. reason:
+    finish reason; None while the completion is unfinished.
     """
 
     def __init__(
@@ -37,18 +38,21 @@ class OpenCompletion:
         controller: TurnController | None = None,
         text_ends: TextEnds | None = None,
         eos_ids: Container[int] = (),
+        policy_version: int = 0,
     ) -> None:
         self.group, self.sibling, self.key = group, sibling, key
+        self.policy_version = policy_version
         self.controller = controller
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.sampled: list[bool] = []
+        self.versions: list[int] = []
         self.turns: list[tuple[int, int]] = []
         self.num_undone = 0
         self.needs_request = True
         self.promise: Promise | None = None
         self.reason: FinishReason | None = None
-        self._text_ends, self._eos_ids = text_ends, eos_ids
+        self.text_ends, self._eos_ids = text_ends, eos_ids
         # Finish reason that applies if the future of the paused controller injects nothing.
         self._ends: FinishReason | None = None
         self._ask(None)
@@ -73,7 +77,7 @@ class OpenCompletion:
         ends: FinishReason | None = None
         if token in self._eos_ids:
             ends = "eos"
-        elif stopped or (self._text_ends is not None and self._text_ends.ends(self._tail())):
+        elif stopped or (self.text_ends is not None and self.text_ends.ends(self._tail())):
             ends = "stop_string"
         self._ask(ends)
 
@@ -140,18 +144,19 @@ class OpenCompletion:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.sampled.append(sampled)
+        self.versions.append(self.policy_version)
 
     def _undo(self, num_tokens: int) -> None:
-        for values in (self.tokens, self.logprobs, self.sampled):
+        for values in (self.tokens, self.logprobs, self.sampled, self.versions):
             del values[len(values) - num_tokens :]
         self.num_undone += num_tokens
 
     def _tail(self) -> list[int]:
         """Return the sampled tokens after the last injected token, at most as many as the search
         for stop strings needs."""
-        assert self._text_ends is not None
+        assert self.text_ends is not None
         first = len(self.tokens)
-        least = max(0, first - self._text_ends.num_tail)
+        least = max(0, first - self.text_ends.num_tail)
         while first > least and self.sampled[first - 1]:
             first -= 1
         return self.tokens[first:]

@@ -70,6 +70,7 @@ class Waiting:
     todo: deque[int] = field(default_factory=deque[int])
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
     open: dict[int, Any] = field(default_factory=dict[int, Any])
+    _group: Group | None = None
 
     @classmethod
     def of(
@@ -110,8 +111,11 @@ class Waiting:
 
     def group(self) -> Group:
         """Return the finished group; all its siblings must be finished."""
-        siblings = tuple(self.done[n] for n in range(len(self.done)))
-        return Group(self.problem, self.prompt, siblings)
+        # Every call returns the same object, because judging compares groups by identity.
+        if self._group is None:
+            siblings = tuple(self.done[n] for n in range(len(self.done)))
+            self._group = Group(self.problem, self.prompt, siblings)
+        return self._group
 
     @property
     def asking(self) -> Asking:

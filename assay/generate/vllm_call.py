@@ -24,7 +24,7 @@ from assay.generate.engine_stats import EngineStats
 from assay.generate.finish import TextEnds, finished_completion
 from assay.generate.open_completion import OpenCompletion
 from assay.generate.sampler import completion_key, key_at
-from assay.generate.slots import PATIENCE, Waiting, no_answer
+from assay.generate.slots import LOOK, PATIENCE, Waiting, no_answer
 from assay.types import FinishReason, Group
 
 
@@ -72,13 +72,12 @@ class VllmCall:
     """The open completions of one call of `VllmEngine.generate`.
 
     name: prefix of the requests' names. streams: whether all requests stream their tokens, so that
-    `give_up` knows the lengths of open completions. log: see `Engine`.
+    the tokens of open completions are known to `give_up` and `interrupt`. log: see `Engine`.
     """
 
     client: VllmClient
     tokenizer: Any
     sampling: SamplingConfig
-    group_size: int
     controllers: TurnControllers
     stats: EngineStats
     eos_ids: Sequence[int]
@@ -89,30 +88,50 @@ class VllmCall:
     # Requests in progress by name, and paused completions.
     _asked: dict[str, OpenCompletion] = field(default_factory=dict[str, OpenCompletion])
     _paused: list[OpenCompletion] = field(default_factory=list[OpenCompletion])
-    _ended: list[tuple[int, Group]] = field(default_factory=list[tuple[int, Group]])
+    _ended: list[Group] = field(default_factory=list[Group])
     _num_requests: int = 0
+    _waited: float = 0.0
 
     def begin(self, waiting: Sequence[Waiting], seed: int) -> None:
-        """Send a request for every sibling that is not sampled yet."""
+        """Send a request for every sibling that is not finished yet."""
         stop = self.sampling.stop
         text_ends = TextEnds(self.tokenizer, stop) if stop else None
         for group in waiting:
             problem = group.problem
             while group.todo:
                 sibling = group.todo.popleft()
-                number = group.first_sibling + sibling
-                key = completion_key(seed, problem.id, problem.draw, number)
-                controller = self.controllers.of(group)
-                # Without a turn controller, vLLM searches for stop strings by itself.
-                ends = None if controller is None else text_ends
-                self._settle(OpenCompletion(group, sibling, key, controller, ends, self.eos_ids))
+                one: OpenCompletion | None = group.open.pop(sibling, None)
+                if one is None:
+                    number = group.first_sibling + sibling
+                    key = completion_key(seed, problem.id, problem.draw, number)
+                    controller = self.controllers.of(group)
+                    # vLLM searches for stop strings by itself in a completion of one request.
+                    ends = text_ends if self.streams or controller is not None else None
+                    rest = (controller, ends, self.eos_ids, self.policy_version)
+                    one = OpenCompletion(group, sibling, key, *rest)
+                one.policy_version = self.policy_version
+                self._settle(one)
+
+    def interrupt(self) -> None:
+        """Return all open completions to their groups, so that a later call continues them."""
+        open_ones = [*self._asked.values(), *self._paused]
+        self.close()
+        self._paused = []
+        for one in open_ones:
+            one.group.open[one.sibling] = one
+            one.group.todo.append(one.sibling)
+
+    @property
+    def num_open(self) -> int:
+        """Number of unfinished completions."""
+        return len(self._asked) + len(self._paused)
 
     @property
     def is_open(self) -> bool:
         """Whether completions are unfinished, or finished groups wait for the next `step`."""
         return bool(self._asked or self._paused or self._ended)
 
-    def step(self) -> list[tuple[int, Group]]:
+    def step(self) -> list[Group]:
         """Process vLLM's newest tokens and finished futures. Return the finished groups."""
         if self._asked:
             for output in self.client.step():
@@ -200,7 +219,7 @@ class VllmCall:
 
     def _params(self, one: OpenCompletion) -> dict[str, Any]:
         sampling, controlled = self.sampling, one.controller is not None
-        stop = [] if controlled else [*sampling.stop]
+        stop = [*sampling.stop] if one.text_ends is None else []
         return {
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or 0,
@@ -222,7 +241,9 @@ class VllmCall:
         }
 
     def _finish(self, one: OpenCompletion, reason: FinishReason) -> None:
-        group = one.group
+        group, sampled = one.group, np.array(one.sampled, np.bool_)
+        versions = np.array(one.versions, np.int32)
+        oldest = int(versions[sampled].min(initial=self.policy_version))
         completion = finished_completion(
             self.tokenizer,
             group.name_of(one.sibling),
@@ -232,22 +253,25 @@ class VllmCall:
             reason,
             begun=one.turns,
             eos_ids=self.eos_ids,
-            sampled=np.array(one.sampled, np.bool_),
-            policy_version=self.policy_version,
+            sampled=sampled,
+            policy_version=oldest,
+            token_versions=versions if (versions != oldest).any() else None,
         )
         group.done[one.sibling] = completion
         self.stats.num_completions += 1
         if self.log is not None:
             self.log.add(group.problem, group.prompt, completion)
-        if len(group.done) == self.group_size:
-            self._ended.append((group.position, group.group()))
+        if group.is_finished:
+            self._ended.append(group.group())
 
     def _wait(self) -> None:
         """Wait for the future of one completion; every open completion is paused."""
         started = time.perf_counter()
         promises = [one.promise for one in self._paused if one.promise is not None]
-        done, _ = wait(promises, PATIENCE, return_when=FIRST_COMPLETED)
-        if not done:
+        seconds = min(LOOK, PATIENCE)
+        done, _ = wait(promises, seconds, return_when=FIRST_COMPLETED)
+        self._waited = 0.0 if done else self._waited + seconds
+        if self._waited >= PATIENCE:
             raise no_answer([one.group for one in self._paused])
         self.stats.wait_seconds += time.perf_counter() - started
 

@@ -121,7 +121,7 @@ class VllmEngine:
         self.make_controller: MakeController | None = None
         self.log: CompletionLog | None = None
         self.policy_version = 0
-        self._facts, self._seed = facts, seed
+        self._facts, self._seed, self._num_slots = facts, seed, settings.slots
         self._as_sent, self._expected = as_sent, expected
         self._held = ""
         self._calls = 0
@@ -216,10 +216,22 @@ class VllmEngine:
         Each request has its own seed, derived from its completion's problem, index and number of
         tokens, so a repeated step sends the same requests.
         """
-        waiting = [self._admit(n, problem, sampling) for n, problem in enumerate(problems)]
+        waiting = [self.admit(n, problem, sampling) for n, problem in enumerate(problems)]
         for group in waiting:
             group.begin(first_sibling, group_size, self.log)
-        self.stats = EngineStats(num_wanted=len(problems) * group_size)
+        self.sample(waiting, sampling, on_group, cutoff)
+        return [group.group() for group in waiting if group.is_finished]
+
+    def sample(
+        self,
+        waiting: Sequence[Waiting],
+        sampling: SamplingConfig,
+        on_group: Callable[[Group], None] | None = None,
+        cutoff: OversamplingCutoff | None = None,
+        must_end: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Sample the missing completions of groups from `admit`, as `Engine.sample` does."""
+        self.stats = EngineStats(num_wanted=sum(group.size for group in waiting))
         self.stats.num_completions = sum(len(group.done) for group in waiting)
         self._calls += 1
         started = time.perf_counter()
@@ -227,26 +239,26 @@ class VllmEngine:
             self._client,
             self.tokenizer,
             sampling,
-            group_size,
             TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
             self.stats,
             eos_ids=self._facts.eos_ids,
             policy_version=self.policy_version,
             name=str(self._calls),
-            streams=cutoff is not None,
+            streams=cutoff is not None or must_end is not None,
             log=self.log,
         )
-        groups = {one.position: one.group() for one in waiting if not one.todo}
         try:
             call.begin([one for one in waiting if one.todo], self._seed)
             while call.is_open:
+                if must_end is not None and must_end(max(0, self._num_slots - call.num_open)):
+                    call.interrupt()
+                    return
                 ended = call.step()
                 seconds = time.perf_counter() - started
                 self.stats.decode_seconds = seconds - self.stats.wait_seconds
                 if self.watch is not None:
                     self.watch(self.stats)
-                groups.update(ended)
-                for _, group in ended:
+                for group in ended:
                     if on_group is not None:
                         on_group(group)
                     if cutoff is not None:
@@ -255,7 +267,6 @@ class VllmEngine:
                     cutoff.tokens += call.give_up(cutoff.limit)
         finally:
             call.close()
-        return [groups[n] for n in range(len(waiting)) if cutoff is None or n in groups]
 
     def sleep(self) -> None:
         """Do nothing: vLLM keeps the memory of its key-value cache between calls."""
@@ -297,7 +308,8 @@ class VllmEngine:
         except Exception as error:  # vLLM's processes may fail for any reason
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
 
-    def _admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
+    def admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
+        """Render a problem's prompt for `sample`, as `Engine.admit` does."""
         prompt, context = self.render(problem), self._facts.context_length
         return Waiting.of(position, problem, prompt, sampling.max_tokens, context)
 

@@ -1,90 +1,99 @@
-"""Asynchronous sampling: actors sample the groups of the next step while the learner updates."""
+"""Asynchronous sampling: actors sample the groups of later steps while the learner updates.
+
+The queue is bounded by whoever starts groups (`assay.data.draws_ahead`): a group is started only if
+it cannot be too old when its step learns from it. Weights are loaded between two decoding steps of
+the actors, and unfinished completions continue with the new weights. No sampled token is discarded.
+"""
 
 from __future__ import annotations
 
-import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
-from assay.config import SamplingConfig
+from assay.config import SamplingConfig, ScaleConfig
+from assay.generate.engine import Engine
 from assay.generate.engine_stats import EngineStats
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.vllm_engine import VllmEngine
 from assay.model.weights import Weights
-from assay.scale.rollouts import ActorGenerator, Prepared
-from assay.types import Group, Problem
-
-# Seconds to wait for the background thread at the end of a run.
-JOIN_SECONDS = 30.0
-
-Key = tuple[str, str, int]
+from assay.scale.background import ShareAsked, Taken
+from assay.scale.cluster import ActorLost
+from assay.scale.rollout_actor import Loaded, Opening
+from assay.scale.rollouts import ActorGenerator, ActorState, Prepared
+from assay.types import Completion, Group, Problem, Prompt
 
 
 @dataclass(frozen=True)
 class AheadCall:
-    """Arguments of a future call of `Generator.generate`."""
+    """Groups to start before their step: arguments of a later call of `Generator.generate`."""
 
     problems: Sequence[Problem]
     sampling: SamplingConfig
     group_size: int
 
-    def key(self, problem: Problem) -> Key:
-        """Return the key by which a group that was sampled ahead is found for a later request."""
-        return problem.group_id, self.sampling.model_dump_json(), self.group_size
-
 
 @dataclass(eq=False)
-class _Batch:
-    """Calls of the generator that a background thread executes."""
+class _Started:
+    """A group in the queue. sent, prompt: the problem and prompt as actors receive them.
 
-    calls: Sequence[AheadCall]
-    found: dict[Key, Group] = field(default_factory=dict[Key, Group])
-    error: BaseException | None = None
-    thread: threading.Thread | None = None
-
-
-class AheadGenerator:
-    """Generator whose actors sample in the background, from `begin` to the matching `generate`.
-
-    New weights are loaded before the next sampling starts. max_age: maximum policy age of a group
-    in versions; older groups are sampled again. The generator is not exact: its completions come
-    from an older policy, so the loss needs importance weights. watch: progress callback, called
-    only while `generate` samples.
+    version: newest policy version when the group was given to an actor. group: the finished group.
+    urgent: whether the learner waits for a group that was not started ahead.
     """
 
-    exact = False
+    problem: Problem
+    sent: Problem
+    prompt: Prompt
+    sampling: SamplingConfig
+    group_size: int
+    first_sibling: int = 0
+    urgent: bool = False
+    version: int = 0
+    group: Group | None = None
 
-    def __init__(self, actors: ActorGenerator, max_age: int) -> None:
-        self.actors = actors
-        self.gives_model_logprobs = actors.gives_model_logprobs
-        self.max_age = max_age
-        self._newest: Prepared | None = None
-        self._loaded: int | None = None
-        self.watch: Callable[[EngineStats], None] | None = None
-        self._batch: _Batch | None = None
-        self._num_too_old = 0
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the policy that the actors sample from."""
-        return self.actors.policy_version
+    def is_for(self, sampling: SamplingConfig, group_size: int, first_sibling: int) -> bool:
+        """Whether the group was started with these arguments of `Generator.generate`."""
+        mine = self.sampling, self.group_size, self.first_sibling
+        return mine == (sampling, group_size, first_sibling)
 
     @property
-    def on_event(self) -> Callable[..., None]:
-        """Callback for lost actors."""
-        return self.actors.on_event
+    def how(self) -> tuple[Any, ...]:
+        """Groups with equal values can be in one share."""
+        sampling = self.sampling.model_dump_json()
+        return sampling, self.group_size, self.first_sibling, self.urgent
 
-    @on_event.setter
-    def on_event(self, on_event: Callable[..., None]) -> None:
-        self.actors.on_event = on_event
+
+class AheadGenerator(ActorGenerator):
+    """Generator whose actors sample continuously, from `begin` to the matching `generate`.
+
+    The generator is not exact: tokens come from older policies, so the loss needs importance
+    weights. Each token's version is in its completion. Groups that were not started ahead, as those
+    of evaluations, are sampled from the newest weights before all others.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        opening: Opening,
+        settings: ScaleConfig,
+        as_sent: Callable[[Weights], Weights] = lambda weights: weights,
+    ) -> None:
+        super().__init__(engine, opening, settings, as_sent)
+        self.exact = False
+        self._queue: dict[int, _Started] = {}
+        self._unassigned: deque[int] = deque()
+        self._num_started = 0
+        # Expected reports of the versions that an actor may still be loading.
+        self._sent: dict[int, Prepared] = {}
 
     def begin(self, calls: Sequence[AheadCall]) -> None:
-        """Start to sample these calls from the newest weights. Returns immediately."""
-        self._wait()
-        self._load()
-        self._batch = batch = _Batch(calls)
-        batch.thread = threading.Thread(target=self._work, args=(batch,), daemon=True)
-        batch.thread.start()
+        """Start to sample these calls. Returns immediately."""
+        for call in calls:
+            for problem in call.problems:
+                self._start(problem, call.sampling, call.group_size)
+        self._look(0.0)
 
     def generate(
         self,
@@ -95,79 +104,164 @@ class AheadGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return the groups sampled ahead, or sample now if a group is missing or too old."""
-        batch, call = self._wait(), AheadCall(problems, sampling, group_size)
-        keys = [call.key(problem) for problem in problems]
-        if batch is not None and not first_sibling and all(key in batch.found for key in keys):
-            groups = [batch.found.pop(key) for key in keys]
-            if all(self._age(group) <= self.max_age for group in groups):
+        """Return the groups of these problems, after all are finished. Groups that were not started
+        ahead are started now."""
+        assert cutoff is None, "the configuration refuses oversampling with steps ahead"
+        how = (sampling, group_size, first_sibling)
+        begun = {id(one.problem): n for n, one in self._queue.items() if one.is_for(*how)}
+        places: list[int] = []
+        for problem in problems:
+            place = begun.get(id(problem))
+            places.append(self._start(problem, *how, True) if place is None else place)
+        missing, started = {*places}, time.monotonic()
+        stats = EngineStats(num_wanted=len(problems) * group_size)
+        while True:
+            for place in [n for n in places if n in missing and self._queue[n].group is not None]:
+                missing.remove(place)
+                group = self._queue[place].group
+                assert group is not None
+                stats.num_completions += len(group.completions)
+                stats.tokens += sum(len(one.tokens) for one in group.completions)
                 if on_group is not None:
-                    for group in groups:
-                        on_group(group)
-                return groups
-            self._num_too_old += len(groups)
-        self._load()
-        self.actors.watch = self.watch
-        try:
-            rest = (sampling, group_size, first_sibling, on_group, cutoff)
-            return self.actors.generate(problems, *rest)
-        finally:
-            # Sampling ahead reports no progress, because no caller waits.
-            self.actors.watch = None
+                    on_group(group)
+            if not missing:
+                break
+            self._look()
+            stats.decode_seconds = time.monotonic() - started
+            if self.watch is not None:
+                self.watch(stats)
+        groups = [self._queue.pop(place).group for place in places]
+        return [group for group in groups if group is not None]
 
     def sleep(self) -> None:
-        """Do nothing: the actors hold the memory for sampling, and this process holds none."""
+        """Do nothing: actors sample ahead while the learner updates."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Copy the weights. Actors load the copy after the calls in progress have ended."""
-        # The learner may change its weights in place before the actors load a copy.
-        self._newest = self.actors.prepare(weights)
-        if self._batch is None:
-            self._load()
+        """Send the weights to the actors, which load them between two decoding steps."""
+        prepared = self.prepare(weights)
+        self._sent[prepared.version] = prepared
+        loaded = [actor.version for actor in self._actors if actor.version is not None]
+        oldest = min(loaded, default=prepared.version)
+        for version in [n for n in self._sent if n < oldest]:
+            del self._sent[version]
+        self._held, self.policy_version = prepared, prepared.version
+        for actor in self._actors:
+            # An actor that opens its model loads the newest weights afterwards.
+            if actor.sent_version is not None or not actor.doing:
+                self._load(actor)
+        if not self._queue:
+            # Nothing is sampled meanwhile, so the actors' reports are checked at once.
+            self._wait_for_loads()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: the number of groups that were too old, and the
-        actors' metrics."""
-        number, self._num_too_old = self._num_too_old, 0
-        too_old = {"policy/too_old": float(number)} if number else {}
-        return too_old | self.actors.take_metrics()
+        """Return metrics since the last call: the length of the queue, and those of the actors."""
+        started = [one for one in self._queue.values() if not one.urgent]
+        found = {
+            "queue/groups": float(len(started)),
+            "queue/finished": float(sum(one.group is not None for one in started)),
+        }
+        for number, actor in enumerate(self._actors, 1):
+            found[f"time/rollout_actor_{number}_idle"], actor.idle = actor.idle, 0.0
+        return found | super().take_metrics()
 
-    def close(self) -> None:
-        """Stop the actors and the background thread."""
-        # Actors are stopped first, because the background thread waits for their results.
-        self.actors.close()
-        if self._batch is not None and self._batch.thread is not None:
-            self._batch.thread.join(JOIN_SECONDS)
+    def _start(
+        self,
+        problem: Problem,
+        sampling: SamplingConfig,
+        group_size: int,
+        first_sibling: int = 0,
+        urgent: bool = False,
+    ) -> int:
+        sent, prompt = self._opening.sent(problem), self.engine.render(problem)
+        rest = (sampling, group_size, first_sibling, urgent)
+        place, self._num_started = self._num_started, self._num_started + 1
+        self._queue[place] = _Started(problem, sent, prompt, *rest)
+        (self._unassigned.appendleft if urgent else self._unassigned.append)(place)
+        return place
 
-    def _age(self, group: Group) -> int:
-        newest = self._newest.version if self._newest is not None else self.policy_version
-        return newest - min(one.policy_version for one in group.completions)
+    def _look(self, seconds: float | None = None) -> None:
+        """Give unassigned groups to actors, and receive finished groups."""
+        self._assign()
+        if not any(actor.doing for actor in self._actors):
+            return
+        rest = () if seconds is None else (seconds,)
+        for place, group in self._receive(self._unassigned, *rest):
+            one = self._queue.get(place)
+            if one is not None:
+                one.group = replace(group, problem=one.problem, prompt=one.prompt)
 
-    def _wait(self) -> _Batch | None:
-        """Wait for the calls in progress. Raises the exception of the background thread."""
-        batch = self._batch
-        if batch is not None and batch.thread is not None:
-            # This join has no timeout, because each wait inside the thread has its own deadline.
-            batch.thread.join()
-            batch.thread = None
-            if batch.error is not None:
-                raise batch.error
-        return batch
+    def _assign(self) -> None:
+        """Give each unassigned group to the actor with the fewest unfinished completions."""
+        # Calls are executed in order, so an actor loads what was sent before its next groups.
+        able = [actor for actor in self._actors if actor.sent_version == self.policy_version]
+        if not able:
+            return
+        loads = {id(a): sum(self._queue[n].group_size for n in a.share) for a in able}
+        shares: dict[tuple[int, tuple[Any, ...]], list[int]] = {}
+        chosen = {id(actor): actor for actor in able}
+        while self._unassigned:
+            place = self._unassigned.popleft()
+            one = self._queue[place]
+            actor = min(able, key=lambda a: loads[id(a)])
+            loads[id(actor)] += one.group_size
+            one.version = self.policy_version
+            shares.setdefault((id(actor), one.how), []).append(place)
+        for (key, _), places in shares.items():
+            actor, one = chosen[key], self._queue[places[0]]
+            asked = [(n, self._queue[n].sent, self._queue[n].prompt) for n in places]
+            rest = (one.sampling, one.group_size, one.first_sibling)
+            actor.handle.begin.remote(ShareAsked(asked, *rest, is_open=True, urgent=one.urgent))
+            actor.share |= {*places}
+            if not actor.doing:
+                actor.ask("sampling", actor.handle.take.remote())
 
-    def _load(self) -> None:
-        if self._newest is not None and self._newest.version != self._loaded:
-            self.actors.adopt(self._newest)
-            self._loaded = self._newest.version
+    def _load(self, actor: ActorState) -> None:
+        """Send the newest weights to an actor, which loads them after its outstanding calls."""
+        assert self._held is not None
+        actor.sent_version, ref = self.policy_version, actor.handle.load.remote(self._held.ref)
+        if actor.doing:
+            actor.later.append(("loading", ref))
+        else:
+            actor.ask("loading", ref)
 
-    def _work(self, batch: _Batch) -> None:
-        try:
-            for call in batch.calls:
-                groups = self.actors.generate(call.problems, call.sampling, call.group_size)
-                pairs = zip(call.problems, groups, strict=True)
-                batch.found |= {call.key(problem): group for problem, group in pairs}
-        except BaseException as error:  # `_wait` raises the exception in the requesting thread
-            batch.error = error
+    def _go_on(self, actor: ActorState) -> None:
+        if actor.later:
+            actor.ask(*actor.later.popleft())
+            return
+        actor.rest()
+        if self._held is not None and actor.sent_version != self.policy_version:
+            self._load(actor)
+        elif actor.share:
+            actor.ask("sampling", actor.handle.take.remote())
+
+    def _taken(self, actor: ActorState, taken: Taken) -> None:
+        since = actor.since
+        self._go_on(actor)
+        # Another call is no progress of the actor's completions.
+        if actor.doing == "sampling":
+            actor.since = since
+
+    def _check_loaded(self, actor: ActorState, loaded: Loaded) -> None:
+        expected = self._sent.get(loaded.version)
+        if expected is None:
+            raise ActorLost(f"it is stale: it loaded policy {loaded.version}, which was not sent")
+        self._check_report(expected, loaded)
+        actor.version = loaded.version
+
+    def _check_versions(self, actor: ActorState, place: int, group: Group) -> None:
+        one = self._queue.get(place)
+        if one is None or actor.version is None:
+            return
+        oldest = min(completion.policy_version for completion in group.completions)
+        newest = max(map(_newest, group.completions))
+        if oldest < one.version or newest > actor.version:
+            found = f"policies {oldest} to {newest} in place of {one.version} to {actor.version}"
+            raise ActorLost(f"it is stale: it sampled from {found}")
 
 
-Actors = ActorGenerator | AheadGenerator | VllmEngine
+def _newest(one: Completion) -> int:
+    return one.policy_version if one.token_versions is None else int(one.token_versions.max())
+
+
+Actors = ActorGenerator | VllmEngine
 """Generators that can replace the engine of this process."""

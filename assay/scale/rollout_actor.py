@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import sys
-import threading
-import time
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-# This import comes before vLLM's, because vLLM replaces torch.set_num_threads by its own function.
-from torch import set_num_threads
-
-from assay.config import EngineConfig, ModelConfig, SamplingConfig
+from assay.config import EngineConfig, ModelConfig
 from assay.config.tools import ToolsConfig
 from assay.generate.engine import Engine
-from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.turns.toolbox import open_tools
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
 from assay.model.weights import Weights, memory_of
-from assay.types import Floats, Group, Problem, Prompt
-
-# Seconds after which `take` returns even if no group has ended.
-TAKE_SECONDS = 1.0
+from assay.scale.background import BackgroundSampling, ShareAsked, Taken
+from assay.types import Floats, Problem, Prompt
 
 
 @dataclass(frozen=True)
@@ -104,42 +95,13 @@ class Loaded:
     probe: Floats
 
 
-@dataclass(frozen=True)
-class ShareAsked:
-    """An actor's share of the problems of one `Generator.generate` call.
-
-    problems: (index in the call, problem from `Opening.sent`, prompt) of each problem.
-    """
-
-    problems: Sequence[tuple[int, Problem, Prompt]]
-    sampling: SamplingConfig
-    group_size: int
-    first_sibling: int
-    cutoff: OversamplingCutoff | None = None
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Progress of a share: newly finished groups, and totals so far.
-
-    given_up: number of tokens in groups that the oversampling cutoff canceled.
-    """
-
-    groups: Sequence[tuple[int, Group]]
-    num_steps: int
-    num_completions: int
-    tokens: int
-    done: bool
-    given_up: int = 0
-
-
 class RolloutActor:
     """Actor that samples shares of problems in a thread, so that `take` answers within a second."""
 
     def __init__(self) -> None:
         self._engine: Engine | VllmEngine | None = None
         self._prompts: dict[str, Prompt] = {}
-        self._share: _Share | None = None
+        self._sampling: BackgroundSampling | None = None
 
     def open(self, opening: Opening) -> str:
         """Load the model. Returns the actor's host and process id."""
@@ -173,25 +135,32 @@ class RolloutActor:
         return engine
 
     def load(self, sent: Sent) -> Loaded:
-        """Load new weights. Returns a report that the sender compares with its own weights."""
+        """Load new weights. Returns a report that the sender compares with its own weights.
+
+        Completions in progress are interrupted, and continue with the new weights.
+        """
         engine = self._ready()
-        engine.load_policy(sent.weights())
-        return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
+        with self._background().paused():
+            engine.load_policy(sent.weights())
+            return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 
     def begin(self, asked: ShareAsked) -> None:
         """Start to sample a share in the background. `take` returns the results."""
         self._prompts = {problem.group_id: prompt for _, problem, prompt in asked.problems}
-        self._share = _Share(self._ready(), asked)
+        self._background().add(asked)
 
     def take(self) -> Taken:
-        """Return the groups that ended since the last call. Waits at most `TAKE_SECONDS`."""
-        assert self._share is not None
-        return self._share.take(TAKE_SECONDS)
+        """Return the groups that ended since the last call. Waits at most a second."""
+        return self._background().take()
 
     def lower(self, limit: int) -> None:
         """Lower the oversampling cutoff: cancel groups with a completion longer than ``limit``."""
-        if self._share is not None and self._share.cutoff is not None:
-            self._share.cutoff.lower(limit)
+        self._background().lower(limit)
+
+    def _background(self) -> BackgroundSampling:
+        if self._sampling is None:
+            self._sampling = BackgroundSampling(self._ready())
+        return self._sampling
 
     def sleep(self) -> None:
         """Release the memory that only sampling needs."""
@@ -200,53 +169,3 @@ class RolloutActor:
     def _ready(self) -> Engine | VllmEngine:
         assert self._engine is not None, "the actor was not opened"
         return self._engine
-
-
-class _Share:
-    """Sampling in a background thread, so that the actor stays responsive."""
-
-    def __init__(self, engine: Engine | VllmEngine, asked: ShareAsked) -> None:
-        self._engine = engine
-        self._asked = asked
-        self._threads = torch.get_num_threads()
-        # Pickling has copied the cutoff, so this copy sees only the groups of this actor.
-        self.cutoff = asked.cutoff
-        self._ended: queue.Queue[Group | BaseException | None] = queue.Queue()
-        self._places: dict[str, list[int]] = {}
-        for place, problem, _ in asked.problems:
-            self._places.setdefault(problem.group_id, []).append(place)
-        engine.stats = replace(engine.stats, num_steps=0, num_completions=0, tokens=0)
-        threading.Thread(target=self._work, name="assay-sampling", daemon=True).start()
-
-    def take(self, seconds: float) -> Taken:
-        """Return the groups that have ended. Raises the engine's exception."""
-        groups: list[tuple[int, Group]] = []
-        done, limit = False, time.monotonic() + seconds
-        while not done:
-            try:
-                wait = 0.0 if groups else max(0.0, limit - time.monotonic())
-                one = self._ended.get(timeout=wait) if wait else self._ended.get_nowait()
-            except queue.Empty:
-                break
-            if isinstance(one, BaseException):
-                raise one
-            if one is None:
-                done = True
-            else:
-                groups.append((self._places[one.problem.group_id].pop(0), one))
-        stats = self._engine.stats
-        given_up = 0 if self.cutoff is None else self.cutoff.tokens
-        far = stats.num_steps, stats.num_completions, stats.tokens
-        return Taken(groups, *far, done, given_up)
-
-    def _work(self) -> None:
-        asked = self._asked
-        problems = [problem for _, problem, _ in asked.problems]
-        # torch keeps a separate number of threads for each Python thread.
-        set_num_threads(self._threads)
-        try:
-            rest = (asked.sampling, asked.group_size, asked.first_sibling, self._ended.put)
-            self._engine.generate(problems, *rest, cutoff=self.cutoff)
-            self._ended.put(None)
-        except BaseException as error:  # `take` raises the exception in the actor's main thread
-            self._ended.put(error)

@@ -21,15 +21,9 @@ from assay.generate.engine_stats import EngineStats
 from assay.generate.forward import check_close
 from assay.generate.oversampling import OversamplingCutoff
 from assay.model.weights import Weights, fingerprint
+from assay.scale.background import ShareAsked, Taken
 from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray, spawn
-from assay.scale.rollout_actor import (
-    Loaded,
-    Opening,
-    RolloutActor,
-    Sent,
-    ShareAsked,
-    Taken,
-)
+from assay.scale.rollout_actor import Loaded, Opening, RolloutActor, Sent
 from assay.types import Floats, Group, Problem, Prompt
 
 # Seconds between two checks for actors without progress.
@@ -46,8 +40,10 @@ class ActorState:
 
     pending: reference of the outstanding call. doing: description of the outstanding call; "" while
     the actor is idle. since: time of the actor's last progress. share: indices of the assigned
-    problems. tokens, seconds: sampled tokens and sampling time since the last `take_metrics`.
-    counted: time up to which ``seconds`` has been updated.
+    problems. later: calls that the actor executes after the outstanding call. sent_version: version
+    of the weights that were sent last. idle: seconds without work since the last `take_metrics`.
+    tokens, seconds: sampled tokens and sampling time since the last `take_metrics`. counted: time
+    up to which ``seconds`` has been updated.
     """
 
     name: str
@@ -58,6 +54,9 @@ class ActorState:
     version: int | None = None
     share: set[int] = field(default_factory=set[int])
     progress: tuple[int, int] = (0, 0)
+    later: deque[tuple[str, Any]] = field(default_factory=deque[tuple[str, Any]])
+    sent_version: int | None = None
+    idle: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
     counted: float = 0.0
@@ -249,8 +248,8 @@ class ActorGenerator:
             actor.handle.begin.remote(ShareAsked([asked[n] for n in places], *how))
             actor.ask("sampling", actor.handle.take.remote())
 
-    def _receive(self, waiting: deque[int]) -> list[tuple[int, Group]]:
-        """Wait up to `LOOK` seconds for results. Returns the finished groups.
+    def _receive(self, waiting: deque[int], seconds: float = LOOK) -> list[tuple[int, Group]]:
+        """Wait up to ``seconds`` for results. Returns the finished groups.
 
         The problems of a lost actor return to the front of the queue.
         """
@@ -261,7 +260,7 @@ class ActorGenerator:
         for actor in self._actors:
             actor.since = min(now, actor.since + now - self._received)
         refs = {actor.pending: actor for actor in self._actors if actor.doing}
-        ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=LOOK)
+        ready, _ = self._ray.wait(list(refs), num_returns=1, timeout=seconds)
         groups: list[tuple[int, Group]] = []
         for ref in ready:
             actor = refs[ref]
@@ -285,18 +284,26 @@ class ActorGenerator:
             return self._take_groups(actor, said)
         if isinstance(said, Loaded):
             self._check_loaded(actor, said)
+        self._go_on(actor)
+        return []
+
+    def _go_on(self, actor: ActorState) -> None:
+        """Ask an actor for its next work, after the result of a call."""
         if self._held is not None and actor.version != self.policy_version:
             actor.ask("loading", actor.handle.load.remote(self._held.ref))
         else:
             actor.rest()
-        return []
+
+    def _check_versions(self, actor: ActorState, place: int, group: Group) -> None:
+        """Raise ActorLost if a group's tokens come from unexpected policy versions."""
+        versions = {one.policy_version for one in group.completions}
+        if versions != {self.policy_version}:
+            found = f"policy {sorted(versions)} in place of {self.policy_version}"
+            raise ActorLost(f"it is stale: it sampled from {found}")
 
     def _take_groups(self, actor: ActorState, taken: Taken) -> list[tuple[int, Group]]:
-        for _, group in taken.groups:
-            versions = {one.policy_version for one in group.completions}
-            if versions != {self.policy_version}:
-                found = f"policy {sorted(versions)} in place of {self.policy_version}"
-                raise ActorLost(f"it is stale: it sampled from {found}")
+        for place, group in taken.groups:
+            self._check_versions(actor, place, group)
         fresh = [(place, group) for place, group in taken.groups if place in actor.share]
         actor.share -= {place for place, _ in fresh}
         actor.count(fresh)
@@ -305,6 +312,12 @@ class ActorGenerator:
             actor.since = time.monotonic()
         actor.progress = progress
         self._num_lost = 0 if fresh else self._num_lost
+        actor.idle += taken.idle
+        self._taken(actor, taken)
+        return fresh
+
+    def _taken(self, actor: ActorState, taken: Taken) -> None:
+        """Ask an actor for its next groups, if there are any."""
         if taken.done:
             actor.rest()
             # The oversampling cutoff canceled the actor's remaining groups.
@@ -313,7 +326,6 @@ class ActorGenerator:
                 self._cutoff.tokens += taken.given_up
         else:
             actor.pending = actor.handle.take.remote()
-        return fresh
 
     def _check_loaded(self, actor: ActorState, loaded: Loaded) -> None:
         """Compare an actor's report with the sent weights. Raises ActorLost for a difference."""
@@ -321,15 +333,19 @@ class ActorGenerator:
         if loaded.version != self.policy_version:
             # The report is skipped, because newer weights are already on the way to the actor.
             return
-        if loaded.fingerprint != self._held.fingerprint:
+        self._check_report(self._held, loaded)
+        actor.version = loaded.version
+
+    def _check_report(self, expected: Prepared, loaded: Loaded) -> None:
+        """Raise ActorLost if a report differs from the sent weights."""
+        if loaded.fingerprint != expected.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
         # The fingerprint checks the weights, and the probe also checks the sampling code.
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
-            check_close(torch.tensor(loaded.probe), torch.tensor(self._held.probe), dtype)
+            check_close(torch.tensor(loaded.probe), torch.tensor(expected.probe), dtype)
         except (ModelError, RuntimeError) as error:
             raise ActorLost(f"it is stale: on fixed tokens, {error}") from error
-        actor.version = loaded.version
 
     def _lose(self, actor: ActorState, why: str, waiting: deque[int]) -> None:
         """Replace a lost actor. The actor's unfinished problems return to the queue."""

@@ -22,7 +22,7 @@ from assay.learn.ranks import ALONE, Ranks
 from assay.model.adapters import merged
 from assay.model.load import LoadedModel, load_model
 from assay.model.weights import Weights
-from assay.scale.ahead import Actors, AheadGenerator
+from assay.scale.ahead import AheadGenerator
 from assay.scale.learner_ranks import open_ranks
 from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
@@ -70,9 +70,8 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
         path=[folder or os.getcwd() for folder in sys.path],
         vllm=facts,
     )
-    actors: Actors = ActorGenerator(engine, opening, scale, as_sent)
-    if scale.steps_ahead and config.rl is not None:
-        actors = AheadGenerator(actors, config.rl.epochs * config.rl.num_minibatches)
+    kind = AheadGenerator if scale.steps_ahead and config.rl is not None else ActorGenerator
+    actors = kind(engine, opening, scale, as_sent)
     stack.callback(actors.close)
     return replace(session, actors=actors)
 

@@ -59,16 +59,12 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator(GeneratorWrapper):
-    """Generator that reuses logged groups and samples all others, timed as ``time/generate``.
-
-    begin_next: callback that starts sampling the next step; called before the update.
-    """
+    """Generator that reuses logged groups and samples all others, timed as ``time/generate``."""
 
     def __init__(self, generator: Generator, run: Run) -> None:
         super().__init__(generator)
         self._run = run
         self._log = StepLog(run)
-        self.begin_next: Callable[[], None] = lambda: None
 
     def generate(
         self,
@@ -142,12 +138,6 @@ class RunGenerator(GeneratorWrapper):
             sampled = self.generator.generate(missing, *rest, ended) if missing else []
         groups = {one.id: one for one in (*filter(None, found.values()), *sampled)}
         return [groups[one.group_id] for one in problems]
-
-    def sleep(self) -> None:
-        """Put the generator to sleep; with sampling ahead, start sampling the next step."""
-        super().sleep()
-        # All groups of the step are complete, so actors can sample the next step during the update.
-        self.begin_next()
 
     def load_policy(self, weights: Weights) -> None:
         """Load new weights into the generator, timed as ``time/load_policy``."""

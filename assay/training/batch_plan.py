@@ -9,10 +9,8 @@ import numpy as np
 
 from assay.config import MixturePart, SamplingConfig
 from assay.config.mixture import part_of
-from assay.data.mixture import Draws
 from assay.generate.base import Generator
 from assay.generate.oversampling import OversamplingCutoff
-from assay.run.directory import Run
 from assay.scale.ahead import AheadCall
 from assay.session.evaluate import Judge, compares_siblings, judge_groups, sample_and_judge
 from assay.types import Group, Problem, Verdict
@@ -200,17 +198,12 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
     return any(verdict.correct for verdict in verdicts)
 
 
-def next_calls(curriculum: Draws, run: Run, plan: BatchPlan) -> list[AheadCall]:
-    """Return the generator calls of the next step, for sampling ahead."""
-    # After the last step there is no further step to sample for.
-    if run.num_steps is not None and run.step + 1 >= run.num_steps:
-        return []
-    # Problems are drawn from a copy of the curriculum: the next step draws the same problems.
-    ahead = curriculum.ahead()
-    problems = ahead.draw(plan.num_prompts)
-    sizes, sampling = ahead.group_sizes(problems, plan.group_size), plan.sampling_at(run.step + 1)
+def ahead_calls(
+    plan: BatchPlan, problems: Sequence[Problem], sizes: Sequence[int], step: int
+) -> list[AheadCall]:
+    """Return the generator calls for problems of a later step. step: number of steps before it."""
     calls: list[AheadCall] = []
-    for indices, own, _ in plan.alike(problems, sampling):
+    for indices, own, _ in plan.alike(problems, plan.sampling_at(step)):
         pairs = [(problems[n], sizes[n]) for n in indices]
         calls += [
             AheadCall([one for one, its in pairs if its == size], own, size)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from assay.config import TrainConfig
+from assay.data.draws_ahead import DrawsAhead
 from assay.learn.algorithms import describe, for_generator
+from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
 from assay.scale.rollouts import ActorGenerator
@@ -31,8 +33,9 @@ from assay.session.stage import (
     steps_of,
 )
 from assay.session.teachers import model_of, notes_on, open_reference, teacher_of_ranks
-from assay.training.batch_plan import BatchPlan, next_calls
+from assay.training.batch_plan import BatchPlan, ahead_calls
 from assay.training.rl import Loop, train_step
+from assay.types import Problem
 
 
 def run_rl(stage: Stage) -> Path:
@@ -74,9 +77,9 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         temperatures=config.rl.temperature_schedule,
         parts=config.data.mixture,
     )
-    if isinstance(ahead := session.actors, AheadGenerator):
-        generator.begin_next = lambda: ahead.begin(next_calls(curriculum, run, plan))
-    if isinstance(session.actors, AheadGenerator | ActorGenerator):
+    if isinstance(curriculum, DrawsAhead) and isinstance(session.actors, AheadGenerator):
+        curriculum.begin = partial(begin_ahead, session.actors, run, plan)
+    if isinstance(session.actors, ActorGenerator):
         run.add_metrics(session.actors.take_metrics)
     loop = Loop(
         curriculum=curriculum,
@@ -88,6 +91,22 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         plan=plan,
     )
     return loop, lambda: evaluate_heldout(run, session, problems.heldout)
+
+
+def begin_ahead(
+    actors: AheadGenerator,
+    run: Run,
+    plan: BatchPlan,
+    problems: Sequence[Problem],
+    sizes: Sequence[int],
+    step: int,
+) -> None:
+    """Start to sample the problems of a later step, except those that the rollout log contains."""
+    recorded = run.recorded(step + 1)
+    known = {group.id for group in recorded.groups} if recorded else set[str]()
+    missing = [n for n, one in enumerate(problems) if one.group_id not in known]
+    some = [problems[n] for n in missing], [sizes[n] for n in missing]
+    actors.begin(ahead_calls(plan, *some, step))
 
 
 def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:

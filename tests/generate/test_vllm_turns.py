@@ -311,3 +311,27 @@ def test_a_log_holds_completions_that_are_not_sampled_again(vllm: Any) -> None:
     assert len(vllm.made[0].asked) == num_asked + 1
     for name, one in again.items():
         check_equal(one, whole[name])
+
+
+@pytest.mark.parametrize("stop", [(), STOPS])
+@pytest.mark.parametrize("controller", [None, some_controlled, late_some])
+def test_interrupted_completions_continue(vllm: Any, controller: Any, stop: Sequence[str]) -> None:
+    """With the tokens of the engine, whose completions were never interrupted."""
+    sampling = SamplingConfig(max_tokens=40, stop=stop)
+    engine, other = both()
+    engine.make_controller = other.make_controller = controller
+    problems = [problem_of(n) for n in LENGTHS]
+    expected = completions_of(engine.generate(problems, sampling, 3))
+    waiting = [other.admit(n, problem, sampling) for n, problem in enumerate(problems)]
+    for group in waiting:
+        group.begin(0, 3, None)
+    for version in range(1, 99):
+        steps = iter(range(3))
+        other.sample(waiting, sampling, must_end=lambda _, s=steps: next(s, None) is None)
+        if all(group.is_finished for group in waiting):
+            break
+        other.load_policy(Weights.of(engine._model, version))
+    for name, one in completions_of([group.group() for group in waiting]).items():
+        check_equal(replace(one, policy_version=0), expected[name])
+        assert one.token_versions is None or one.policy_version == one.token_versions.min()
+    assert any(one.token_versions is not None for group in waiting for one in group.done.values())
