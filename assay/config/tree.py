@@ -450,7 +450,7 @@ def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,
-        "scale.steps_ahead = 1, which does not wait for the last": config.scale.steps_ahead,
+        "scale.steps_ahead, which cancels no group": config.scale.steps_ahead,
     }
     for what in (key for key, value in beside.items() if value):
         yield message("rl.oversample", number, f"0 with {what}")

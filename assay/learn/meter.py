@@ -72,17 +72,39 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     counted = {"tokens/trained": float(mask_T.sum())}
     if seen.stopped_at is not None:
         counted["update/stopped_at"] = float(seen.stopped_at)
-    age_T = (seen.policy_version - batch.versions_T)[sampled_T]
-    # Synchronous training always samples from the newest version, so all ages are 0.
-    if (age_T > 0).any():
-        counted |= {
-            "policy/age_mean": age_T.double().mean().item(),
-            "policy/age_max": float(age_T.max()),
-        }
+    counted |= age_metrics(batch, seen.policy_version)
     natural = [step.metrics() for step in seen.natural_steps]
     for name in natural[0] if natural else ():
         counted[name] = sum(one[name] for one in natural) / len(natural)
     return to_floats(means | extremes) | counted | step_metrics(seen.steps)
+
+
+def age_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
+    """Return the ages of the sampled tokens in policy versions; {} if all ages are 0.
+
+    spanning: share of completions whose tokens were sampled by several versions. age_passed,
+    age_failed: mean age of the tokens of completions that passed or failed. A difference shows that
+    difficult problems, whose completions are often long, are learned from later.
+    """
+    sampled_T, num_rows = batch.sampled_T, len(batch.length_R)
+    age_T = (policy_version - batch.versions_T)[sampled_T]
+    # Synchronous training always samples from the newest version, so all ages are 0.
+    if not (age_T > 0).any():
+        return {}
+    row_T = batch.row_T[sampled_T]
+    youngest_R = age_T.new_full((num_rows,), torch.iinfo(age_T.dtype).max)
+    youngest_R.scatter_reduce_(0, row_T, age_T, "amin")
+    oldest_R = age_T.new_zeros(num_rows).scatter_reduce_(0, row_T, age_T, "amax")
+    found = {
+        "policy/age_mean": age_T.double().mean().item(),
+        "policy/age_max": float(age_T.max()),
+        "policy/spanning": (oldest_R > youngest_R).double().mean().item(),
+    }
+    for name, correct in (("policy/age_passed", 1.0), ("policy/age_failed", 0.0)):
+        own_T = age_T[batch.correct_R[row_T] == correct]
+        if len(own_T):
+            found[name] = own_T.double().mean().item()
+    return found
 
 
 def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:

@@ -161,7 +161,9 @@ class AheadGenerator(ActorGenerator):
             "queue/finished": float(sum(one.group is not None for one in started)),
         }
         for number, actor in enumerate(self._actors, 1):
-            found[f"time/rollout_actor_{number}_idle"], actor.idle = actor.idle, 0.0
+            found[f"time/rollout_actor_{number}_idle"] = actor.idle
+            # The time since the last report includes the actor's idle time.
+            actor.seconds, actor.idle = max(0.0, actor.seconds - actor.idle), 0.0
         return found | super().take_metrics()
 
     def _start(

@@ -20,9 +20,6 @@ from assay.config import (
 )
 from assay.config.mixture import tags_of_sources
 from assay.data.chat import PromptRenderer, keep_fitting, template_of
-from assay.data.curriculum import Curriculum
-from assay.data.draws_ahead import DrawsAhead
-from assay.data.mixture import Draws, MixedCurriculum, mixed_curriculum
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, RowSet, load_problems
 from assay.data.row_facts import FactReader
@@ -268,25 +265,6 @@ def read_problems(
     )
     notes = (*report.describe().splitlines(), *tried, *seconds.finish())
     return Problems(report.train, heldout, notes, seconds.audited(heldout))
-
-
-def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Draws:
-    """Create the curriculum of a run."""
-    draws, rl, ahead = _curriculum(problems, config), config.rl, config.scale.steps_ahead
-    if rl is None or not ahead:
-        return draws
-    return DrawsAhead(draws, ahead, rl.num_prompts, rl.group_size, rl.steps)
-
-
-def _curriculum(problems: Sequence[Problem], config: TrainConfig) -> Curriculum | MixedCurriculum:
-    stage, settings = config.drawing, config.curriculum
-    assert stage is not None
-    most, more = stage.steps * stage.num_prompts, config.rl.oversample if config.rl else 0
-    if config.data.mixture:
-        rest = (settings, most, bool(config.scale.steps_ahead))
-        return mixed_curriculum(problems, config.run.seed, config.data.mixture, *rest)
-    facts, ahead = FactReader(settings).read(problems), bool(config.scale.steps_ahead)
-    return Curriculum(problems, config.run.seed, settings, facts, most, more, ahead)
 
 
 def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what: str) -> None:

@@ -35,11 +35,11 @@ from assay.session.assemble import (
     Problems,
     Session,
     fit_problems,
-    open_curriculum,
     open_session,
     open_verifiers,
     read_problems,
 )
+from assay.session.curricula import open_curriculum
 from assay.session.evaluate import evaluate
 from assay.session.learners import rate_words
 from assay.session.placement import on_actors

@@ -35,10 +35,11 @@ METRICS: Mapping[str, str] = {
     "optimizer": "grad_norm learning_rate skipped steps",
     "oversample": "groups tokens waiting",
     "penalty": "weight",
-    "policy": "age_max age_mean too_old",
+    "policy": "age_failed age_max age_mean age_passed spanning",
     "preference": "accuracy beta both_fall change_chosen_token change_chosen change_rejected_token"
     " change_rejected completions kl length_chosen length_rejected logprob_chosen logprob_rejected"
     " margin pairs reward_chosen reward_rejected",
+    "queue": "finished groups",
     "ratio": "max mean min",
     "sampling": "temperature",
     "scores": "accuracy chosen margin rejected",

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from assay.config import TrainConfig
 from assay.data.draws_ahead import DrawsAhead
-from assay.learn.algorithms import describe, for_generator
+from assay.errors import ConfigError, message
+from assay.learn.algorithms import Algorithm, describe, for_generator
 from assay.run.directory import Run
 from assay.run.guard import Guard
 from assay.scale.ahead import AheadGenerator
@@ -52,6 +53,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
+    refuse_mixed_temperatures(config, algorithm)
     # The guard is opened first: a rule that cannot be imported fails before a model is loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
@@ -91,6 +93,16 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         plan=plan,
     )
     return loop, lambda: evaluate_heldout(run, session, problems.heldout)
+
+
+def refuse_mixed_temperatures(config: TrainConfig, algorithm: Algorithm) -> None:
+    """Raise ConfigError for refills that would come from a step with another temperature."""
+    assert config.rl is not None
+    points = config.rl.temperature_schedule
+    if config.scale.steps_ahead and points and algorithm.dynamic_sampling and config.rl.max_refills:
+        accepted = f"none with scale.steps_ahead and the refills of {algorithm.name}"
+        remedy = "remove it, or set rl.max_refills = 0"
+        raise ConfigError(message("rl.temperature_schedule", [*points], accepted, remedy))
 
 
 def begin_ahead(

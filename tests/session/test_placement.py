@@ -7,7 +7,6 @@ import socket
 import threading
 from collections import deque
 from contextlib import ExitStack
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -16,14 +15,11 @@ import pytest
 import torch
 from train_worlds import World
 
-from assay.config import SamplingConfig, ScaleConfig, parse
+from assay.config import ScaleConfig, parse
 from assay.errors import ConfigError, WorkerDied
-from assay.model.weights import Weights
 from assay.scale import cluster, rollouts, verifying
-from assay.scale.ahead import AheadCall, AheadGenerator
 from assay.session import placement
 from assay.session.assemble import Session
-from assay.types import Completion, Group, Problem, Prompt
 from assay.verify.serving.pool import Pool
 
 
@@ -49,50 +45,6 @@ def test_actors_are_told_whole_paths(world: World, monkeypatch: pytest.MonkeyPat
     (opening,) = told
     assert opening.model.path == str(world.folder / "model")
     assert opening.tools.corpus == (str(world.folder / "texts.txt"), "mine:texts")
-
-
-class FakeActors:
-    """Samples at once; a group knows the version that it is from."""
-
-    policy_version = 0
-    gives_model_logprobs = True
-    watch = None
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-
-    def prepare(self, weights: Any) -> Any:
-        return weights
-
-    def adopt(self, weights: Any) -> None:
-        self.policy_version = weights.version
-
-    def take_metrics(self) -> dict[str, float]:
-        return {}
-
-    def generate(self, problems: Any, sampling: Any, size: int, *_: Any) -> list[Group]:
-        self.calls.append([problem.id for problem in problems])
-        one = replace(Completion.from_text("1", "a"), policy_version=self.policy_version)
-        return [Group(problem, Prompt("?", one.tokens), (one,) * size) for problem in problems]
-
-
-@pytest.mark.parametrize("behind", [1, 2])
-def test_a_group_that_is_too_old_is_sampled_again(behind: int) -> None:
-    """One update may pass while it waits; after two it is older than one step of one update."""
-    actors: Any = FakeActors()
-    ahead, sampling = AheadGenerator(actors, max_age=1), SamplingConfig()
-    problems = [Problem("a", "?"), Problem("b", "?")]
-    ahead.begin([AheadCall(problems, sampling, 2)])
-    for version in range(1, behind + 1):
-        ahead.load_policy(Weights(version, {}))
-    groups = ahead.generate(problems, sampling, 2)
-    assert [group.problem.id for group in groups] == ["a", "b"]
-    versions = {one.policy_version for group in groups for one in group.completions}
-    is_old = behind > 1
-    assert versions == ({behind} if is_old else {0})
-    assert actors.calls == [["a", "b"]] * (1 + is_old)
-    assert ahead.take_metrics() == ({"policy/too_old": 2.0} if is_old else {})
-    assert ahead.take_metrics() == {}, "counted once"
 
 
 def test_while_nobody_listens_no_actor_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ FEATURES: Mapping[str, Feature] = {
     "vllm": Feature('`scale.generator = "vllm"`', {"scale": {"generator": "vllm"}}, slow=True),
     "actors": Feature("`scale.rollout_actors`", {"scale": {"rollout_actors": 1}}, slow=True),
     "ahead": Feature(
-        "`scale.steps_ahead = 1`", {"scale": {"rollout_actors": 1, "steps_ahead": 1}}, slow=True
+        "`scale.steps_ahead = 2`", {"scale": {"rollout_actors": 1, "steps_ahead": 2}}, slow=True
     ),
     "ranks": Feature("`scale.learner_ranks`", {"scale": {"learner_ranks": 2}}, slow=True),
     "tools": Feature(
@@ -80,7 +80,7 @@ FEATURES: Mapping[str, Feature] = {
 }
 
 REFUSED: Mapping[frozenset[str], str] = {
-    frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead = 1",
+    frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",
     frozenset(("mixture", "oversample")): "accepted: 0 with [data.mixture]",

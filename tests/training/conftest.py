@@ -1,4 +1,4 @@
-"""A cluster of Ray, for tests of runs whose parts are actors."""
+"""Clusters for tests of runs whose parts are actors: one of Ray, and one of threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cluster import FakeCluster, install
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,9 @@ def cluster() -> Iterator[Any]:
         ray.init(address="local", num_cpus=16, object_store_memory=2**28, **options)
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def in_threads(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """Runs of this test start their rollout actors in threads of this process, without Ray."""
+    return install(monkeypatch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,12 @@ class Method:
 
     def remote(self, *arguments: Any) -> Future[Any]:
         """Call the method in the actor's thread."""
-        return self.pool.submit(self._run, *arguments)
+        try:
+            return self.pool.submit(self._run, *arguments)
+        except RuntimeError as error:
+            lost: Future[Any] = Future()
+            lost.set_exception(error)
+            return lost
 
     def _run(self, *arguments: Any) -> Any:
         # Transformers cannot load two models at the same time in one process.
@@ -76,13 +81,12 @@ def answer(ref: Future[Any], name: str, seconds: float) -> Any:
     """Return a result. Raises ActorLost for an actor that was killed."""
     try:
         return ref.result(seconds)
-    except RuntimeError as error:
+    except (RuntimeError, CancelledError) as error:
         raise ActorLost(str(error)) from error
 
 
-@pytest.fixture
-def in_threads(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """Runs of this test start their rollout actors in threads, without Ray."""
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """Let runs start their rollout actors in threads, without Ray."""
     cluster = FakeCluster()
     names = SimpleNamespace(wait=cluster.wait, put=cluster.put)
     monkeypatch.setattr(rollouts, "import_ray", lambda: names)

@@ -193,7 +193,10 @@ def test_actors_give_the_bits_of_one_process(world: World) -> None:
     [
         ({"curriculum": {"group_sizes": [2, 8]}}, "0 with curriculum.group_sizes"),
         ({"sampling": {"max_tokens": 9, "min_think": 2}}, "0 with sampling.min_think"),
-        ({"scale": {"rollout_actors": 1, "steps_ahead": 1}}, "0 with scale.steps_ahead = 1"),
+        (
+            {"scale": {"rollout_actors": 1, "steps_ahead": 2}},
+            "0 with scale.steps_ahead, which cancels",
+        ),
     ],
 )
 def test_where_it_cannot_work_one_line_says_so(
