@@ -270,8 +270,8 @@ class ActorGenerator:
                 self._lose(actor, str(lost), waiting)
         for actor in self._actors:
             if actor.doing and time.monotonic() - actor.since > self._settings.patience:
-                seconds = f"{self._settings.patience:g} s (scale.patience)"
-                self._lose(actor, f"{actor.doing}: no progress in {seconds}", waiting)
+                limit = f"{self._settings.patience:g} s (scale.patience)"
+                self._lose(actor, f"{actor.doing}: no progress in {limit}", waiting)
         if not ready or now - self._checked > LOOK:
             check_alive()
             self._checked = time.monotonic()
