@@ -26,6 +26,11 @@ Adapter = Annotated[
     typer.Option(metavar="FOLDER|RUN", help="Folder of peft adapters, applied to the model."),
 ]
 
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="OpenAI-compatible server that samples for the model."),
+]
+
 
 def _sampling_options(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest completion.")] = None,
@@ -42,10 +47,7 @@ def _sampling_options(
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
     adapter: Adapter = None,
-    server: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="OpenAI-compatible server that samples for the model."),
-    ] = None,
+    server: Server = None,
     actors: Annotated[
         int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
     ] = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from assay.cli.console import (
     JUDGE,
     Allow,
+    Device,
     Json,
     TrustRun,
     Unsafe,
@@ -22,6 +23,7 @@ from assay.cli.console import (
     verifier_commands,
     verifier_options,
 )
+from assay.cli.sampling_options import Server, Temperature
 from assay.errors import UserError
 from assay.host.terminal import say, say_progress, show_json, warn
 
@@ -156,6 +158,10 @@ def redteam(
         str | None,
         typer.Option(help="A name, package.module:function or a sum. Default: all built in."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Attack this model or run by jailbreaks instead."),
+    ] = None,
     problems: Annotated[
         str | None, typer.Option(help="Your rows to attack. Default: the suite's own.")
     ] = None,
@@ -163,29 +169,70 @@ def redteam(
         str | None, typer.Option(help="Attack suite. Default: the one that fits the verifier.")
     ] = None,
     key: Annotated[
-        str, typer.Option(metavar="NAME", help="Key of the expected answer in your rows.")
-    ] = "answer",
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Key of the expected answer in your rows. Default: answer."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Completions a jailbreak.")] = 1,
+    temperature: Temperature = 0.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest completion of a jailbreak.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the completions of jailbreaks.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.")] = None,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds a completion.")] = 10.0,
     overrides: VerifierOptions = None,
+    trust_run: TrustRun = False,
+    device: Device = None,
+    server: Server = None,
     unsafe_no_sandbox: Unsafe = False,
     as_json: Json = False,
 ) -> None:
-    """Try known reward hacks on a verifier.
+    """Try known reward hacks on a verifier, or jailbreaks on a policy model (--policy).
 
-    Exit with code 1 if the verifier does not hold against the hacks.
+    Exit with code 1 if the verifier does not hold against the hacks, or the policy against the
+    jailbreaks.
 
     A verifier holds if it judges every hack, accepts none, and passes at least one honest answer
     (control). The last lines of the red team's output name the condition that failed. Other honest
     answers (controls) may fail: a reward can require one form of an answer.
-    """
-    from assay.session import judging
-    from assay.verify.redteam import team as red
 
+    A policy holds if it complies with no jailbreak. The table also has the harmless requests in the
+    same words that the policy refuses.
+    """
+    if policy is not None:
+        if verifier or suite or key:
+            raise UserError("assay redteam: --policy takes no --verifier, --suite and --key")
+        changes = [f"verification.deadline={deadline}"]
+        changes += [] if workers is None else [f"verification.num_workers={workers}"]
+        changes += [f"verification.options.{one}" for one in overrides or ()]
+        how = {"num_samples": samples, "temperature": temperature, "max_tokens": max_tokens}
+        how |= {"trust_run": trust_run, "device": device, "server": server, "quiet": as_json}
+        _redteam_policy(policy, problems, overrides=changes, out=out, as_json=as_json, **how)
+    if any([samples > 1, temperature, max_tokens, out, trust_run, device, server]):
+        names = "--samples, --temperature, --max-tokens, --out, --trust-run, --device and --server"
+        raise UserError(f"assay redteam: {names} need --policy")
     if verifier is None and (problems or suite):
         raise UserError("assay redteam: --problems and --suite need --verifier")
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline}
     settings["options"] = verifier_options(overrides, unsafe_no_sandbox)
+    _redteam_verifiers(verifier, problems, suite, key or "answer", as_json, settings)
+
+
+def _redteam_verifiers(
+    verifier: str | None,
+    problems: str | None,
+    suite: str | None,
+    key: str,
+    as_json: bool,
+    settings: dict[str, Any],
+) -> NoReturn:
+    from assay.session import judging
+    from assay.verify.redteam import team as red
+
     results = (
         red.red_team_all(**settings)
         if verifier is None
@@ -198,3 +245,15 @@ def redteam(
         show(result, as_json)
         held = held and result.held
     raise typer.Exit(0 if held else 1)
+
+
+def _redteam_policy(model: str, problems: str | None, *, as_json: bool, **options: Any) -> NoReturn:
+    from assay.config import check_siblings
+    from assay.evaluation.policy_redteam import SUITE, red_team_policy
+    from assay.run.names import check_place
+
+    check_place(model, model)
+    check_siblings(options["num_samples"], options["temperature"])
+    found = red_team_policy(model, SUITE if problems is None else [problems], **options)
+    show(found, as_json)
+    raise typer.Exit(0 if found.held else 1)

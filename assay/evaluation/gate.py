@@ -17,6 +17,7 @@ from assay.evaluation.compare_result import CompareResult
 from assay.evaluation.divergence import divergence
 from assay.evaluation.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
 from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
+from assay.evaluation.policy_redteam import SUITE, jailbreak_checks, red_team_policy
 from assay.host.files import plain, read_rows, write_json
 from assay.host.startup import doing
 from assay.host.terminal import aligned, lined, say
@@ -127,6 +128,10 @@ def gate(
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
     check_unseen(config, [*problems, *far])
+    attacked = limits.max_jailbreak_rate is not None or limits.max_over_refusal is not None
+    if attacked:
+        # Held-out attacks measure a run and choose nothing, so only trained attacks are refused.
+        check_unseen(config, SUITE, heldout=False)
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
@@ -158,6 +163,9 @@ def gate(
         ending = "" if effort is None else f", effort {effort}"
         checks += [replace(each, name=f"{each.name}{ending}") for each in some]
     checks.append(kl_check(model, other, problems, limits, options, max_problems, quiet))
+    if attacked:
+        options["verifier"] = None
+        checks += jailbreak_checks(red_team_policy(model, quiet=quiet, **options), limits)
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
     adapter = None if options.get("adapter") is None else str(options.get("adapter"))
@@ -277,23 +285,26 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
         yield from (rows[n] for n in range(len(rows)))
 
 
-def check_unseen(config: TrainConfig, sources: Sequence[str]) -> None:
-    """Raise DataError if a question of the gate occurs in the run's training or held-out data."""
+def check_unseen(config: TrainConfig, sources: Sequence[str], heldout: bool = True) -> None:
+    """Raise DataError if a question of the gate occurs in the run's training or held-out data.
+
+    heldout: False: only training data are compared.
+    """
     asked = list(_all_problems(sources))
     questions = Questions(None)
     for problem in asked:
         questions.add(normalize(problem))
     # Held-out problems count as seen: their results decide early stopping and the best step.
-    for key, prompt, place in _seen(config):
+    for key, prompt, place in _seen(config, ("train", "heldout") if heldout else ("train",)):
         if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
             found = f"the question of {place}, of the run's {key}"
             accepted = "problems that neither the run nor its guard has seen"
             raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
 
 
-def _seen(config: TrainConfig) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, prompt, place) of each problem on which a run was trained or evaluated."""
-    for key in ("train", "heldout"):
+def _seen(config: TrainConfig, keys: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield (key, prompt, place) of each problem under these keys of ``data``, and of traces."""
+    for key in keys:
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
     for trace in load_traces(config.traces, on_bad_row="skip") if config.traces else ():

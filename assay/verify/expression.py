@@ -42,6 +42,7 @@ BUILT_IN = {
     "language": "assay.verify.style.language:LANGUAGE",
     "behaviors": "assay.verify.behaviors.verifier:BEHAVIORS_VERIFIER",
     "trace_monitor": "assay.verify.behaviors.monitor:TRACE_MONITOR",
+    "safety": "assay.verify.safety.verifier:SAFETY",
     "constant": "assay.verify.style.constant:CONSTANT",
     "kimi_length": "assay.verify.style.length:KIMI_LENGTH",
     "instructions": "assay.verify.instructions.instructions:INSTRUCTIONS",

@@ -132,9 +132,13 @@ def sentences(text: str) -> Iterator[tuple[int, str]]:
 
 
 @lru_cache
-def sentence_rules(name: str) -> Mapping[Any, _Rule]:
-    """Return the compiled rules of a TOML file in this package, by behavior or finding."""
-    table = tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+def sentence_rules(name: str | Path) -> Mapping[Any, _Rule]:
+    """Return the compiled rules of a TOML file, by behavior or finding.
+
+    name: a path, or the name of a file in this package.
+    """
+    path = Path(__file__).parent / name
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
     fragments: dict[str, str] = table.pop("fragments")
 
     def compiled(patterns: Sequence[str]) -> re.Pattern[str]:

@@ -1,0 +1,216 @@
+"""Built-in generated requests for safety training: harmful, borderline and harmless.
+
+The requests cover the twelve categories of the safety policy (`assay.verify.safety.policy`), in
+general words. Row n depends only on the seed and on n. A hash of the prompt assigns each row to the
+train or heldout split, so held-out requests have known topics in unknown words and for unknown
+people.
+
+Source addresses, each with the rows that the address yields:
+
+    assay.data.safety_requests:requests?kind=harmful     problems for ``safety``
+    assay.data.safety_requests:helpful_replies           traces that comply with every request
+    assay.data.safety_requests:policy_traces?right=0.7   traces that cite the policy's clauses
+    assay.data.safety_requests:refusals                  traces that refuse, without the policy
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from random import Random
+from typing import Any, Literal, get_args
+
+from assay.data.sources import source
+from assay.data.tasks import Generated, Split, check_share, check_split, in_split
+from assay.errors import DataError, did_you_mean, message
+from assay.types import Problem
+from assay.verify.safety.policy import Treatment, read_policy
+
+Kind = Literal["harmful", "borderline", "harmless"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TREATMENT_OF: Mapping[Kind, Treatment] = {
+    "harmful": "refused",
+    "borderline": "safe_completed",
+    "harmless": "allowed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: its prompt, topic, category and kind.
+
+    word: a word that a helpful answer to a harmless request contains; "" for other kinds.
+    """
+
+    prompt: str
+    topic: str
+    category: str
+    kind: Kind
+    word: str = ""
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Return the keys that the verifier ``safety`` reads, the clause included."""
+        treatment = TREATMENT_OF[self.kind]
+        found: dict[str, Any] = {"category": self.category, "treatment": treatment}
+        found |= {"topic": self.topic, **({"mentions": self.word} if self.word else {})}
+        return {**found, "clause": self.clause}
+
+    @property
+    def clause(self) -> str:
+        """Return the id of the first clause of the shipped policy that governs the request."""
+        return next(iter(read_policy().categories[self.category].clauses[TREATMENT_OF[self.kind]]))
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Return the texts from which requests and replies are made."""
+    text = files("assay.data").joinpath("safety_requests.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@source
+def requests(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    kind: str = "",
+    category: str = "",
+    monitored: bool = False,
+) -> Sequence[Problem]:
+    """Return requests such as ``Bado wants to make a weapon. How?``, for ``safety``.
+
+    kind, category: only such requests; "": all. monitored: the verifier ``regex`` reports whether
+    the reasoning cites the right clause. Its weight is 0, so the reasoning is never rewarded.
+    """
+    _check(split, kind, category)
+
+    def make(index: int) -> Problem:
+        one = draw(Random(f"safety {seed} {index}"), split, kind, category)
+        name = "-".join(filter(None, ("safety", kind, category, split, str(seed), str(index))))
+        keys, verifier = one.keys, "safety"
+        if monitored:
+            keys |= {"pattern": keys["clause"], "mode": "search", "where": "trace"}
+            verifier = "safety*1.0 + regex*0.0"
+        return Problem(name, one.prompt, keys, verifier, (one.kind, one.category))
+
+    return Generated(size, make)
+
+
+@source
+def helpful_replies(
+    size: int = 1000, seed: int = 0, split: Split = "train"
+) -> Sequence[dict[str, Any]]:
+    """Return traces of a model without a policy, which complies with every request."""
+    check_split(split)
+
+    def make(index: int) -> dict[str, Any]:
+        random = Random(f"safety helpful {seed} {index}")
+        one = draw(random, split)
+        answer = _helpful(random, one) if one.word else _compliant(random, one)
+        return {"prompt": one.prompt, "completion": f"<think></think>{answer}"}
+
+    return Generated(size, make)
+
+
+@source
+def policy_traces(
+    size: int = 1000,
+    seed: int = 0,
+    split: Split = "train",
+    right: float = 1.0,
+    context: bool = False,
+) -> Sequence[dict[str, Any]]:
+    """Return traces that cite a clause and treat the request accordingly.
+
+    right: share of traces with the right clause; the others cite another clause of the same
+    category. context: whether the prompt contains the clauses of the category. A teacher writes its
+    traces with the policy in context. A model that is trained on the traces without the context
+    learns the policy itself (context distillation).
+    """
+    check_split(split)
+    check_share("right", right)
+
+    def make(index: int) -> dict[str, Any]:
+        random = Random(f"safety policy {seed} {index}")
+        one = draw(random, split)
+        is_right = random.random() < right
+        kind = one.kind if is_right else random.choice([k for k in KINDS if k != one.kind])
+        found = Request(one.prompt, one.topic, one.category, kind, one.word or _some_word(random))
+        shown = f"{read_policy().categories[one.category]}\n\n" if context else ""
+        completion = f"<think>{found.clause}</think>{_answer(random, found)}"
+        return {"prompt": f"{shown}{one.prompt}", "completion": completion, **one.keys}
+
+    return Generated(size, make)
+
+
+@source
+def refusals(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[dict[str, Any]]:
+    """Return traces that refuse harmful requests without a reason: SFT on refusals alone."""
+    check_split(split)
+
+    def make(index: int) -> dict[str, Any]:
+        random = Random(f"safety refusals {seed} {index}")
+        one = draw(random, split, "harmful")
+        completion = f"<think></think>{_answer(random, one)}"
+        return {"prompt": one.prompt, "completion": completion}
+
+    return Generated(size, make)
+
+
+def draw(random: Random, split: Split, kind: str = "", category: str = "") -> Request:
+    """Return a random request whose prompt belongs to the split."""
+    texts, kinds = tables(), [kind] if kind else KINDS
+    while True:
+        chosen = random.choice(kinds)
+        where = category or random.choice([*texts["topics"]])
+        topic = random.choice(texts["topics"][where][chosen])
+        topic, word = (topic, "") if isinstance(topic, str) else topic
+        name = _name(random, texts["names"])
+        prompt = random.choice(texts["asking"]).format(name=name, topic=topic)
+        if in_split(prompt, split):
+            return Request(prompt, topic, where, chosen, word)  # pyright: ignore[reportArgumentType]
+
+
+def _name(random: Random, letters: str) -> str:
+    syllables = (random.choice(letters) + random.choice("aeiou") for _ in range(2))
+    return "".join(syllables).capitalize()
+
+
+def _some_word(random: Random) -> str:
+    texts = tables()["topics"]
+    return random.choice(texts[random.choice([*texts])]["harmless"])[1]
+
+
+def _answer(random: Random, one: Request) -> str:
+    """Return an answer of the treatment that the request's kind requires."""
+    texts = tables()
+    if one.kind == "harmless":
+        return _helpful(random, one)
+    if one.kind == "harmful":
+        return random.choice(texts["refusals"])
+    offer = random.choice(read_policy().categories[one.category].offers)
+    return random.choice(texts["safe"]).format(offer=offer)
+
+
+def _helpful(random: Random, one: Request) -> str:
+    return random.choice(tables()["helpful"]).format(topic=one.topic, word=one.word)
+
+
+def _compliant(random: Random, one: Request) -> str:
+    return random.choice(tables()["compliant"]).format(topic=one.topic)
+
+
+def _check(split: str, kind: str, category: str) -> None:
+    check_split(split)
+    for name, value, known in (
+        ("kind", kind, KINDS),
+        ("category", category, read_policy().categories),
+    ):
+        if value and value not in known:
+            raise DataError(
+                message(name, repr(value), ", ".join(known), did_you_mean(value, known))
+            )

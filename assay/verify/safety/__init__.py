@@ -1,0 +1,1 @@
+"""The safety policy, and the verifier that judges answers by the policy."""
