@@ -222,6 +222,7 @@ VALUES: Mapping[str, Callable[[Problem], Values | None]] = {
     "manifests": lambda problem: {} if {"keep", "require"} & problem.spec.keys() else None,
     "sql": lambda problem: {} if isinstance(problem.spec.get("schema"), str) else None,
     "chemistry": _of_chemistry,
+    "safety": lambda problem: {} if "treatment" in problem.spec else None,
     "instructions": lambda problem: {} if "instruction_id_list" in problem.spec else None,
     "think_format": lambda problem: None if problem.spec else {},
     "countdown": _of_countdown,
