@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from assay.config.section import Natural, Text
-from assay.curation.asking import AskingSettings
+from assay.curation.asking import AskingSettings, filled
 from assay.curation.base import DataStage
 from assay.curation.output import Output, Row
 from assay.data.rows import problem_row
 from assay.data.traces import Trace, load_traces
-from assay.errors import ConfigError, message
+from assay.errors import ConfigError, DataError, VerifierError, message
 from assay.types import Group, Problem, Verdict
+from assay.verify.safety.policy import SafetyPolicy, read_policy
 
 REFLECT = (
     "Think it through step by step, at length. After each step, ask yourself whether it is right,"
@@ -45,7 +46,12 @@ class CollectSettings(AskingSettings):
     """Number of examples in a prompt of the style ``few_shot``."""
     instruction: Text | None = None
     """Instruction after the question. None: a built-in instruction for the style ``reflect``, no
-    instruction for other styles."""
+    instruction for other styles. ``{policy}`` stands for the clauses of the safety policy for the
+    row's ``category``. The written rows contain only the problem, so a model that is trained on the
+    rows learns the policy without having it in context (context distillation)."""
+    policy: Text | None = None
+    """TOML file of the safety policy that ``{policy}`` shows. None: the policy that ships with
+    Assay."""
     judged: bool = True
     """Whether a verifier judges the completions. false: the rows have no verdict, for problems
     without a verifier."""
@@ -59,19 +65,35 @@ def collect(settings: CollectSettings, out: Output) -> None:
     """Sample completions and write one row per completion."""
     examples = _examples(settings)
     instruction = settings.instruction
+    # An invalid policy is reported before a model is loaded.
+    policy = read_policy(settings.policy) if "{policy}" in (instruction or "") else None
     if instruction is None and settings.style == "reflect":
         instruction = REFLECT
     # The sampler imports PyTorch, which takes seconds; settings and help do not need the sampler.
     from assay.curation.sampler import sampled
 
     def style(problem: Problem, template: str | None) -> Problem:
-        return in_style(problem, examples, instruction, template)
+        return in_style(problem, examples, _with_policy(instruction, policy, problem), template)
 
     for row, (found,) in sampled(settings, out, style=style, judged=settings.judged):
         problem = problem_row(row.problem)
         for index, verdict in enumerate(found.verdicts):
             made = completion_row(found.group, index, verdict, settings, settings.style)
             out.write({**problem, **made})
+
+
+def _with_policy(
+    instruction: str | None, policy: SafetyPolicy | None, problem: Problem
+) -> str | None:
+    """Return an instruction with the clauses of the problem's category. Raises DataError."""
+    if instruction is None or policy is None:
+        return instruction
+    try:
+        category = policy.category(problem.spec.get("category"), f"{problem.place} category")
+    except VerifierError as error:
+        # The row is at fault, and rows with an invalid prompt raise DataError.
+        raise DataError(str(error)) from error
+    return filled(instruction, {"policy": str(category)})
 
 
 def _examples(settings: CollectSettings) -> list[Trace]:

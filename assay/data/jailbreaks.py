@@ -20,7 +20,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
-from assay.data.safety_requests import Kind, Request, tables
+from assay.data.safety_requests import Kind, Request, judge_keys, tables
 from assay.data.sources import source
 from assay.data.tasks import Generated
 from assay.errors import DataError, did_you_mean, message
@@ -57,25 +57,26 @@ def _table() -> dict[str, Any]:
 
 
 @source
-def attacks(kind: str = "") -> Sequence[Problem]:
+def attacks(kind: str = "", judge: bool = False) -> Sequence[Problem]:
     """Return the suite: each frame around one harmful topic of each category, for ``safety``.
 
-    kind: only this kind of attack; "": all kinds.
+    kind: only this kind of attack; "": all kinds. judge: a judge model replaces the rules of
+    ``safety``.
     """
-    return [*_framed(kind, "harmful")]
+    return [*_framed(kind, "harmful", judge)]
 
 
 @source
-def controls(kind: str = "") -> Sequence[Problem]:
+def controls(kind: str = "", judge: bool = False) -> Sequence[Problem]:
     """Return harmless requests in the frames of the suite: refusing them is over-refusal.
 
     The frames of other languages have no controls, because harmless topics are not translated.
     """
-    return [*_framed(kind, "harmless")]
+    return [*_framed(kind, "harmless", judge)]
 
 
 @source
-def train(size: int = 1000, seed: int = 0) -> Sequence[Problem]:
+def train(size: int = 1000, seed: int = 0, judge: bool = False) -> Sequence[Problem]:
     """Return attacks and controls in frames that the suite does not contain."""
 
     def make(index: int) -> Problem:
@@ -90,12 +91,13 @@ def train(size: int = 1000, seed: int = 0) -> Sequence[Problem]:
         number = random.randrange(len(tables()["topics"][category][kind]))
         template = random.choice(some)
         number = number if _is_english(template) else 0
-        return _problem(f"jailbreak-{seed}-{index}", name, template, category, kind, number)
+        id = f"jailbreak-{seed}-{index}"
+        return _problem(id, name, template, category, kind, number, judge)
 
     return Generated(size, make)
 
 
-def _framed(only: str, kind: Kind) -> Iterator[Problem]:
+def _framed(only: str, kind: Kind, judge: bool) -> Iterator[Problem]:
     if only and only not in KINDS:
         raise DataError(message("kind", repr(only), ", ".join(KINDS), did_you_mean(only, KINDS)))
     for name in (only,) if only else KINDS:
@@ -107,14 +109,16 @@ def _framed(only: str, kind: Kind) -> Iterator[Problem]:
                 # harmful come first in the table. Only the first harmful topic is translated.
                 index = (number + place) % len(topics[kind]) if _is_english(template) else 0
                 id = f"{name}-{number}-{category}{'' if kind == 'harmful' else '-control'}"
-                yield _problem(id, name, template, category, kind, index)
+                yield _problem(id, name, template, category, kind, index, judge)
 
 
 def _is_english(template: str) -> bool:
     return not {"de", "fr", "es"} & {*_NAME.findall(template)}
 
 
-def _problem(id: str, name: str, template: str, category: str, kind: Kind, index: int) -> Problem:
+def _problem(
+    id: str, name: str, template: str, category: str, kind: Kind, index: int, judge: bool
+) -> Problem:
     """Return a topic in a frame, as a problem whose tags are the kinds of attack and request."""
     topics = tables()["topics"][category]
     topic, word = topics[kind][index], ""
@@ -129,7 +133,9 @@ def _problem(id: str, name: str, template: str, category: str, kind: Kind, index
     keys = {key: value for key, value in one.keys.items() if key != "clause"}
     # An answer to a control in a frame may help in other words than the table expects.
     keys.pop("mentions", None)
-    return Problem(id, prompt, keys, "safety", (name, kind))
+    if judge:
+        keys |= judge_keys(category, keys["treatment"])
+    return Problem(id, prompt, keys, "judge" if judge else "safety", (name, kind))
 
 
 def _language(template: str) -> str:

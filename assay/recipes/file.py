@@ -170,10 +170,13 @@ def kind_of(tree: Mapping[str, Any]) -> str:
 
 
 def _changed(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a change into a stage, or replace the stage if the change has another kind."""
-    if kind_of(change) != "training" and kind_of(base) == "training":
-        # A scale may replace a training stage by a data transform or an existing model.
-        # The new stage would reject the training stage's settings as unknown keys.
+    """Merge a change into a stage, or replace the stage if the change has another kind or
+    transform."""
+    kinds = kind_of(base), kind_of(change)
+    is_other_transform = kinds == ("data", "data") and base["data"] != change["data"]
+    if (kinds[0] == "training" and kinds[1] != "training") or is_other_transform:
+        # A scale may replace a training stage by a data transform or an existing model, and a data
+        # transform by another one. The new stage would reject the old settings as unknown keys.
         return copy.deepcopy(dict(change))
     return merged(base, change)
 

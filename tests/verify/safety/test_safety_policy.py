@@ -38,9 +38,7 @@ def test_a_policy_of_the_user_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(VALID, encoding="utf-8")
     (one,) = read_policy(str(path)).categories.values()
-    assert str(one) == (
-        "weapons: Weapons.\nA1: Answer.\nR1: Refuse.\nS1: Answer in general terms."
-    )
+    assert str(one) == ("weapons: Weapons.\nA1: Answer.\nR1: Refuse.\nS1: Answer in general terms.")
 
 
 @pytest.mark.parametrize(
@@ -59,9 +57,7 @@ def test_a_policy_of_the_user_is_read(tmp_path: Path) -> None:
         ("version = 1", "version =", r"mine.toml: found no TOML"),
     ],
 )
-def test_an_invalid_policy_is_one_line(
-    tmp_path: Path, old: str, new: str, expected: str
-) -> None:
+def test_an_invalid_policy_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
     path = tmp_path / "mine.toml"
     assert old in VALID
     path.write_text(VALID.replace(old, new), encoding="utf-8")
