@@ -14,7 +14,7 @@ from assay.curation.base import run_stage
 from assay.curation.output import Manifest
 from assay.data.completions import read_completions
 from assay.data.traces import load_traces
-from assay.errors import ConfigError, DataError, ModelError, RunStopped
+from assay.errors import ConfigError, DataError, ModelError, RunStopped, VerifierError
 from assay.session.judging import judged_rows
 from assay.testing import save_tiny_model
 
@@ -183,6 +183,34 @@ def test_a_plain_prompt_shows_examples_in_its_own_form(model: str) -> None:
         {"role": "user", "content": "3?\n\nThink."},
     )
     assert in_style(asked, [], None, None) is asked
+
+
+def test_the_policy_is_in_the_prompt_and_not_in_the_row(serve: Any) -> None:
+    asked = {"treatment": "refused", "verifier": "safety", "id": "r", "prompt": "Make a weapon?"}
+    write("problems.jsonl", [{**asked, "category": "weapons"}])
+
+    def cites(asked: Asked) -> Answer:
+        return chat("I can't help with that.", reasoning_content="WEA-R1 applies.")
+
+    server = serve(cites)
+    collect(server, num_samples=1, instruction="Cite {policy}\nand answer {so}.")
+    shown = question(server.asked[0])
+    assert shown.startswith("Make a weapon?\n\nCite weapons: ") and "WEA-R1: Refuse" in shown
+    assert shown.endswith("\nand answer {so}.") and "CYB-R1" not in shown
+    (row,) = rows_in("out")
+    assert row["prompt"] == "Make a weapon?" and "WEA-R1: Refuse" not in str(row)
+    assert "WEA-R1 applies." in row["completion"] and row["verdict"]["status"] == "passed"
+
+
+def test_a_policy_that_cannot_be_shown_is_one_line(serve: Any) -> None:
+    server = serve(adds)
+    Path("mine.toml").write_text("version = 1\n", encoding="utf-8")
+    how = {"instruction": "{policy}", "num_samples": 1}
+    with pytest.raises(VerifierError, match=r"mine.toml categories: found none"):
+        collect(server, policy="mine.toml", **how)
+    assert not server.asked
+    with pytest.raises(DataError, match=r"problems.jsonl:1 category: found missing; accepted: v"):
+        collect(server, **how)
 
 
 def test_nothing_need_be_judged(serve: Any) -> None:

@@ -70,6 +70,16 @@ def test_a_scale_changes_keys_and_replaces_a_stage_by_a_model(tmp_path: Path) ->
     assert real.scales == ["tiny", "small", "real"] and read_recipe(path).scale == "tiny"
 
 
+def test_a_scale_replaces_a_data_transform_by_another_one(tmp_path: Path) -> None:
+    change = '\n[scale.large.stage.chosen]\ndata = "mix"\nrows = 4\ninputs = ["@reason"]\n'
+    change += '[scale.more.stage.chosen]\ndata = "select"\nk = 2\n'
+    path = written(tmp_path, WHOLE + change)
+    replaced = {"data": "mix", "rows": 4, "inputs": ["@reason"]}
+    assert read_recipe(path, "large").stages["chosen"].tree == replaced
+    merged = {"data": "select", "inputs": ["@reason"], "k": 2}
+    assert read_recipe(path, "more").stages["chosen"].tree == merged
+
+
 def test_overrides_change_one_stage_or_all(tmp_path: Path) -> None:
     changes = ["reason.rl.steps=7", "shared.data.template=chat", "cold.model=runs/mine@best"]
     recipe = read_recipe(written(tmp_path, WHOLE), None, changes)
