@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from assay.data.sources import source
 from assay.data.tasks import Generated, Split, check_share, check_split, in_split
@@ -158,7 +158,8 @@ def policy_traces(
         random = Random(f"safety policy {seed} {index}")
         one = draw(random, split)
         is_right = random.random() < right
-        kind = one.kind if is_right else random.choice([k for k in KINDS if k != one.kind])
+        others: list[Kind] = [kind for kind in KINDS if kind != one.kind]
+        kind: Kind = one.kind if is_right else random.choice(others)
         found = Request(one.prompt, one.topic, one.category, kind, one.word or _some_word(random))
         shown = f"{read_policy().categories[one.category]}\n\n" if context else ""
         completion = f"<think>{found.clause}</think>{_answer(random, found)}"
@@ -199,7 +200,7 @@ def draw(random: Random, split: Split, kind: str = "", category: str = "") -> Re
         name = _name(random, texts["names"])
         prompt = random.choice(texts["asking"]).format(name=name, topic=topic)
         if in_split(prompt, split):
-            return Request(prompt, topic, where, chosen, word)  # pyright: ignore[reportArgumentType]
+            return Request(prompt, topic, where, cast("Kind", chosen), word)
 
 
 def _name(random: Random, letters: str) -> str:

@@ -153,9 +153,10 @@ def red_team_policy(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "completions.jsonl" if out is None else Path(out)
         how: dict[str, Any] = {"num_samples": num_samples, "temperature": temperature}
-        sources = as_sources(problems)
-        kinds = kinds_of(load_problems(sources))
-        evaluate(model, sources, out=path, quiet=quiet, **how, **options)
+        # The rows are read twice, so an iterator becomes a list.
+        given = problems if isinstance(problems, str | Path) else [*problems]
+        kinds = kinds_of(load_problems(as_sources(given)))
+        evaluate(model, given, out=path, quiet=quiet, **how, **options)
         return result_of(str(model), read_rows(path), kinds)
 
 

@@ -156,7 +156,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rl": {"steps": 1, "num_prompts": 2, "group_size": 2},
         "verification": {"num_workers": 1},
     }
-    return train(tree, quiet=True).run
+    return Path(train(tree, quiet=True).run)
 
 
 @pytest.mark.parametrize(("script", "failed"), [(safe, []), (jailbroken, ["jailbreaks"])])

@@ -115,6 +115,7 @@ def _category(name: str, table: Any, where: str) -> Category:
     if not list_of(is_text, 100, least=1)(offers):
         accepted = "a list of words that point to help"
         raise VerifierError(message(f"{where}.offers", _shown(offers), accepted))
+    clauses: dict[Treatment, Mapping[str, str]]
     clauses = {one: _clauses(keys.get(one), f"{where}.{one}") for one in TREATMENTS}
     return Category(name, str(about), tuple(cast("list[str]", offers)), clauses)
 
