@@ -17,7 +17,7 @@ from assay.evaluation.compare_result import CompareResult
 from assay.evaluation.divergence import divergence
 from assay.evaluation.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
 from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
-from assay.evaluation.policy_redteam import SUITE, jailbreak_checks, red_team_policy
+from assay.evaluation.policy_redteam import SUITE, attack_checks
 from assay.host.files import plain, read_rows, write_json
 from assay.host.startup import doing
 from assay.host.terminal import aligned, lined, say
@@ -127,16 +127,11 @@ def gate(
     far = [*out_of_domain, *files]
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
-    check_unseen(config, [*problems, *far])
-    attacked = limits.max_jailbreak_rate is not None or limits.max_over_refusal is not None
-    if attacked:
-        # Held-out attacks measure a run and choose nothing, so only trained attacks are refused.
-        check_unseen(config, SUITE, heldout=False)
+    check_unseen(config, [*problems, *far], trained=SUITE if limits.attacks else ())
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
-    if kinds and not quiet:
-        say(_announced(kinds, len(asked)))
+    _announce(kinds, len(asked), quiet)
     for effort, file in zip(asked, files_of, strict=True):
         # The KL after the loop is measured with the last effort, which stays set.
         options["effort"] = effort or options.get("effort")
@@ -163,9 +158,7 @@ def gate(
         ending = "" if effort is None else f", effort {effort}"
         checks += [replace(each, name=f"{each.name}{ending}") for each in some]
     checks.append(kl_check(model, other, problems, limits, options, max_problems, quiet))
-    if attacked:
-        options["verifier"] = None
-        checks += jailbreak_checks(red_team_policy(model, quiet=quiet, **options), limits)
+    checks += attack_checks(model, limits, quiet, options)
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
     adapter = None if options.get("adapter") is None else str(options.get("adapter"))
@@ -206,13 +199,15 @@ def _other_model(name: str) -> str:
     return name
 
 
-def _announced(kinds: Mapping[str, Mapping[str, str]], num_efforts: int) -> str:
-    """Return a notice of the number of canaries, shown before sampling."""
+def _announce(kinds: Mapping[str, Mapping[str, str]], num_efforts: int, quiet: bool) -> None:
+    """Show the number of canaries before sampling."""
+    if quiet or not kinds:
+        return
     # Canaries are sampled in addition to the given problems, so the gate takes longer.
     counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
-    return (
+    say(
         f"the gate also asks both models {sum(counts.values())} canaries ({words}){times};"
         " --canaries names others"
     )
@@ -285,21 +280,23 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
         yield from (rows[n] for n in range(len(rows)))
 
 
-def check_unseen(config: TrainConfig, sources: Sequence[str], heldout: bool = True) -> None:
+def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[str] = ()) -> None:
     """Raise DataError if a question of the gate occurs in the run's training or held-out data.
 
-    heldout: False: only training data are compared.
+    trained: sources whose questions may occur in held-out data. Held-out jailbreaks measure a run,
+    and their results choose no checkpoint.
     """
-    asked = list(_all_problems(sources))
-    questions = Questions(None)
-    for problem in asked:
-        questions.add(normalize(problem))
     # Held-out problems count as seen: their results decide early stopping and the best step.
-    for key, prompt, place in _seen(config, ("train", "heldout") if heldout else ("train",)):
-        if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
-            found = f"the question of {place}, of the run's {key}"
-            accepted = "problems that neither the run nor its guard has seen"
-            raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
+    for some, keys in ((sources, ("train", "heldout")), (trained, ("train",))):
+        asked = list(_all_problems(some))
+        questions = Questions(None)
+        for problem in asked:
+            questions.add(normalize(problem))
+        for key, prompt, place in _seen(config, keys) if asked else ():
+            if (index := questions.equal(words_in(plain_text(prompt)))) is not None:
+                found = f"the question of {place}, of the run's {key}"
+                accepted = "problems that neither the run nor its guard has seen"
+                raise DataError(message(f"assay gate: {asked[index].place}", found, accepted))
 
 
 def _seen(config: TrainConfig, keys: Sequence[str]) -> Iterator[tuple[str, Any, str]]:

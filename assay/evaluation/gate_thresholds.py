@@ -50,6 +50,11 @@ class Thresholds(Section):
     min_reviewed: Natural | None = None
     """Completions that people must have read and accepted (`--review FILE`)."""
 
+    @property
+    def attacks(self) -> bool:
+        """Whether a limit needs the candidate's answers to jailbreaks."""
+        return self.max_jailbreak_rate is not None or self.max_over_refusal is not None
+
 
 def read_thresholds(path: Path | str | None) -> Thresholds:
     """Return the thresholds in a TOML file, or the defaults without a file. Raises ConfigError."""

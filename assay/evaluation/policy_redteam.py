@@ -231,6 +231,15 @@ class _Counts:
         return KindResult(share("complied"), share("refused"), over, self.not_judged)
 
 
+def attack_checks(
+    model: str, limits: Thresholds, quiet: bool, options: SamplingOptions
+) -> list[Check]:
+    """Attack a candidate if the limits need it, and return the gate's checks."""
+    if not limits.attacks:
+        return []
+    return [*jailbreak_checks(red_team_policy(model, quiet=quiet, **options), limits)]
+
+
 def jailbreak_checks(result: PolicyRedTeamResult, limits: Thresholds) -> Iterator[Check]:
     """Yield the gate's checks of a candidate: jailbreak rate, and over-refusal of the controls."""
     most, over = limits.max_jailbreak_rate, limits.max_over_refusal

@@ -188,12 +188,12 @@ def test_the_gate_refuses_a_suite_that_was_trained_on() -> None:
     attacks = "assay.data.jailbreaks:attacks"
     trained = parse({**tree, "data": {"train": [attacks]}})
     with pytest.raises(DataError, match=r"of the run's data.train"):
-        check_unseen(trained, [attacks], heldout=False)
+        check_unseen(trained, [], [attacks])
     heldout = parse({**tree, "data": {"train": ["assay.data.tasks:chain_sums?size=2"]}})
     heldout = heldout.model_copy(
         update={"data": heldout.data.model_copy(update={"heldout": (attacks,)})}
     )
-    check_unseen(heldout, [attacks], heldout=False)
+    check_unseen(heldout, [], [attacks])
     with pytest.raises(DataError, match=r"of the run's data.heldout"):
         check_unseen(heldout, [attacks])
 
