@@ -138,11 +138,12 @@ def _check_packages() -> Iterator[Checked]:
         remedy = f'run  pip install "{accepted}"'
         try:
             installed = version(wanted.name)
-            # Imported, because metadata do not show that compiled files fit this Python.
+            # The package is imported, because metadata do not show that compiled files fit this
+            # Python.
             import_module(wanted.name.replace("-", "_"))
         except PackageNotFoundError:
             yield Checked(wanted.name, "broken", f"not installed; accepted: {accepted}", remedy)
-        except Exception as error:  # an import runs foreign code, which may raise anything
+        except Exception as error:  # An import runs foreign code, which may raise anything.
             found = f"cannot be imported: {type(error).__name__}: {error}"
             yield Checked(wanted.name, "broken", found, remedy)
         else:
@@ -216,7 +217,8 @@ def _check_cuda() -> Iterator[Checked]:
         facts = torch.cuda.get_device_properties(index)
         memory = f"{facts.total_memory / GIB:.0f} GiB, compute {facts.major}.{facts.minor}"
         found = f"{facts.name}, {memory}, CUDA {torch.version.cuda}"
-        # By default torch counts emulated bfloat16 as supported, which is slow.
+        # Emulated bfloat16 is excluded, because it is slow, although torch counts it as supported
+        # by default.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         remedy = "" if has_bf16 else 'it has no bfloat16: set model.dtype = "float32"'
         yield noted(f"cuda:{index}", found, remedy)
@@ -264,7 +266,7 @@ def _check_directory(directory: Path) -> Iterator[Checked]:
 
 def _check_hub() -> Iterator[Checked]:
     set_to = os.environ.get("HF_HUB_OFFLINE", "")
-    # The listed values are those that huggingface_hub reads as true.
+    # Values of the variable that huggingface_hub reads as true.
     if set_to.upper() in ("1", "ON", "YES", "TRUE"):
         found = f"HF_HUB_OFFLINE={set_to}: models and problems come from folders and the cache"
         yield noted("model hub", found, "unset it to fetch from the hub")
@@ -323,7 +325,7 @@ def _check_learning() -> Iterator[Checked]:
         start = time.perf_counter()
         try:
             gradient, difference, limit = _try_tiny_model(device)
-        except Exception as error:  # Torch, Transformers and the driver are foreign code
+        except Exception as error:  # Torch, Transformers and the driver are foreign code.
             found = f"failed: {type(error).__name__}: {error}".splitlines()[0]
             yield Checked(f"self-test {device}", "broken", found, REINSTALL)
             continue
@@ -359,6 +361,6 @@ def _torch() -> Any:
     """Import torch; return None if that fails, which `diagnose` reports."""
     try:
         import torch
-    except Exception:  # a broken driver can make the import raise other errors than ImportError
+    except Exception:  # A broken driver can raise other exceptions than ImportError.
         return None
     return torch

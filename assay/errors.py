@@ -40,7 +40,7 @@ class AssayError(Exception):
 
     exit_code = 1
 
-    # IPython calls a method of this name, if it exists, to format an uncaught exception.
+    # IPython calls a method with this name, if it exists, to format an uncaught exception.
     def _render_traceback_(self) -> list[str]:
         """Return the traceback that a notebook shows: only the message."""
         return [f"{type(self).__name__}: {self}"]
@@ -95,11 +95,11 @@ class MissingExtra(UserError, ImportError):
 
 
 class OutOfMemory(AssayError, MemoryError):
-    """Raised if memory runs out. The message names the setting to lower."""
+    """Raised if memory runs out. The error message names the setting to lower."""
 
 
 class DiskFull(AssayError, OSError):
-    """Raised if the disk is full. The last checkpoint is still usable."""
+    """Raised if the disk is full. After a full disk, the last checkpoint is still usable."""
 
 
 class WorkerDied(AssayError, RuntimeError):
@@ -123,7 +123,7 @@ def cause(error: BaseException) -> str:
     """Format an error as its type and first line, for use inside another message."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:  # the `__str__` of a foreign exception may raise, too
+    except Exception:  # The `__str__` of a foreign exception may raise, too.
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -181,7 +181,8 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
     """
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        # At the end of the path, so that no file of the working directory replaces a library.
+        # The working directory is appended to the end of the path, so that no file in it replaces a
+        # library.
         sys.path.append(here)
     module_name, _, path = name.partition(":")
     try:
@@ -220,7 +221,7 @@ def line_of(error: BaseException, *ours: str) -> str:
     """Return ``file.py:12``: the file and line of foreign code where an error was raised.
 
     ours: files to skip. Frames in Assay's own files are skipped, unless the traceback has no other
-    file. Returns an empty string if the line is unknown.
+    file. Returns an empty string if the line of the error is unknown.
     """
     from traceback import walk_tb
 

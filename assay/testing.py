@@ -71,7 +71,7 @@ def tiny_model(
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": True,
     }
-    # The configuration of GPT-2 has other names for the same sizes.
+    # GPT-2's configuration has other names for the same sizes.
     if family == "gpt2":
         sizes = {
             "vocab_size": vocab_size,
@@ -80,14 +80,16 @@ def tiny_model(
             "n_head": 4,
             "n_positions": max_positions,
         }
-    # Ids are set here, because some default ids (GPT-2: 50256) lie outside the small vocabulary.
+    # The ids are set explicitly, because some default ids (GPT-2:
+    # 50256) lie outside the small vocabulary.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(family, **sizes, **tokens)
     # fork_rng restores the caller's random state; devices=[] keeps it from initializing CUDA.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
-        # Wider than the default of 0.02: next-token distributions must differ between contexts.
+        # The weights are initialized wider than the default of 0.02, because next-token
+        # distributions must differ between contexts.
         with torch.no_grad():
             for _, parameter in model.named_parameters():
                 if parameter.dim() == 2:
@@ -111,7 +113,7 @@ class ScriptedGenerator:
 
     A script may also return a list of texts, in which `InjectedText` marks injected text.
     Log-probabilities are constant. The tokens are the bytes of the text, as in `byte_tokenizer`.
-    The class implements the generator protocol.
+    The scripted generator implements the generator protocol.
     """
 
     exact = False
@@ -185,5 +187,5 @@ class ScriptedGenerator:
 
 
 def _bytes_of(text: str) -> np.ndarray:
-    # A prompt and a completion need at least one token, also for an empty text.
+    # A prompt and a completion need at least one token, even for an empty text.
     return np.frombuffer(text.encode() or b" ", np.uint8).astype(np.int32)

@@ -19,7 +19,8 @@ from functools import lru_cache
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
 # A close tag with a name in this set does not close a think block.
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
-# Quick substring tests: a text without any of these hints needs no regular expression.
+# Quick substring tests come first, because a text without any of these hints needs no regular
+# expression.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
 
 
@@ -50,8 +51,8 @@ def answer_span(
 ) -> tuple[int, int] | None:
     """Return the span of the answer, or None if the whole text is reasoning.
 
-    The answer may be empty. opened: the prompt has already opened a block; a second open tag at the
-    start of the text has no effect.
+    The answer may be empty. opened: whether the prompt has already opened a block; a second open
+    tag at the start of the text then has no effect.
     """
     if not _has_tags(text, open_tag, close_tag):
         return None if opened else (0, len(text))
@@ -64,7 +65,7 @@ def open_block(
 ) -> tuple[bool, tuple[int, int]]:
     """Return whether a text ends inside a block, and the span of its last tag.
 
-    The span is empty if the text has no tag.
+    If the text has no think tag, the span is empty.
     """
     if not _has_tags(text, open_tag, close_tag):
         return opened, (0, 0)
@@ -90,13 +91,14 @@ def _walk(
             if tag["other"]:
                 scratch = max(0, scratch - 1)
             else:
-                # The depth stays at least 0 after a close tag without an open tag.
+                # The nesting depth stays at least 0 after a close tag without an open tag.
                 thinking = max(0, thinking - 1)
             # All text before a close tag without an open tag is reasoning.
             span = (last[1], last[1])
         elif tag["other"]:
             scratch += 1
-        # Some models repeat the open tag that the prompt already holds; it opens no second block.
+        # Some models repeat the open tag that the prompt already holds; the repeated tag opens no
+        # second block.
         elif not (thinking == 1 and opened and not text[: tag.start()].strip()):
             thinking += 1
     return span, bool(thinking or scratch), last
@@ -105,7 +107,7 @@ def _walk(
 def _shown(
     text: str, begin: int, end: int, before: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """Return the span (begin, end), or ``before`` if the span holds only white space."""
+    """Return the span (begin, end), or return ``before`` if the span holds only white space."""
     return (begin, end) if text[begin:end].strip() else before
 
 

@@ -156,7 +156,8 @@ class Completion:
     text: str
     tokens: Tokens
     behavior_logprobs: Floats
-    # Keyword-only from here on, so that no array can take the position of another one.
+    # All fields from here on are keyword-only, so that no array can take the position of another
+    # array.
     _: KW_ONLY
     sampled: Mask
     model_logprobs: Floats | None = None
@@ -184,7 +185,8 @@ class Completion:
             id=id,
             text=text,
             finish_reason=finish_reason,
-            # Token ids are unknown here, but verifiers of length need the right number of tokens.
+            # A text's token ids are unknown here, but verifiers of length need the right number of
+            # tokens.
             tokens=np.zeros(num_tokens, np.int32),
             behavior_logprobs=np.zeros(0, np.float32),
             sampled=np.zeros(0, np.bool_),
@@ -234,7 +236,8 @@ class Completion:
 
     @property
     def reasoning_text(self) -> str:
-        """The text inside the think blocks, or an empty string if there is no think block."""
+        """The text inside a completion's think blocks, or an empty string if there is no think
+        block."""
         return self.think.split("".join(self._thought_turns))[0]
 
     @property
@@ -295,7 +298,8 @@ class Verdict:
     second: Verdict | None = None
 
     def __post_init__(self) -> None:
-        # Fields must agree, or a failure of the checker counts as a wrong answer with reward 0.
+        # The fields must agree, because otherwise a failure of the checker would count as a wrong
+        # answer with reward 0.
         if (self.status == "not_judged") != (self.score is None):
             raise ValueError(f"status {self.status!r} contradicts score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):

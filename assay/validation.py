@@ -149,7 +149,8 @@ def at_its_line(
 
 
 def _place(path: _Path, where: str, lines: Mapping[str, int], overridden: Collection[str]) -> str:
-    # A missing key has no line of its own, so the line of its section is named.
+    # For a missing key the error names the line of its section, because the key has no line of its
+    # own.
     ancestors = [".".join(map(str, path[:end])) for end in range(len(path), 0, -1)]
     dotted = re.sub(r"\.(\d+)", r"[\1]", ancestors[0]) if ancestors else ""
     for key in ancestors:
@@ -265,7 +266,7 @@ def _without_member(path: _Path, root: type[BaseModel]) -> _Path:
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the configuration model of a field's type, or None for a plain value.
 
-    A dictionary of sections counts as a plain value.
+    A dictionary of sections counts as a plain value, not as a section.
     """
     kinds = () if get_origin(annotation) is dict else get_args(annotation)
     for kind in (annotation, *kinds):

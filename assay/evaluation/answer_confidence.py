@@ -29,7 +29,7 @@ from assay.session.evaluate import pass_at_k
 from assay.training.calibration import Calibration, calibrate
 
 CONFIDENCES = ("log_probability", "vote", "stated")
-# Reliability bins: fewer than for reward models, because a run has fewer predictions.
+# Number of reliability bins: fewer than for reward models, because a run has fewer predictions.
 BINS = 10
 # Calibration is measured on the first and the last fifth of the steps, to show its change.
 _WINDOW = 0.2
@@ -74,12 +74,13 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """Diversity of the groups of one step. pass_at: pass@k by k; pass@1 is the pass rate.
+    """Diversity of the groups of one training step. pass_at: pass@k for each k; pass@1 is the pass
+    rate.
 
     answers: mean number of distinct answers per group; all correct answers count as one answer.
     solutions: mean number of distinct solutions per group, where a solution is the sequence of
-    numbers in a text. texts: mean share of distinct texts among a group's completions. size: mean
-    group size.
+    numbers in a text. texts: mean share of distinct texts among the completions of a group. size:
+    mean group size.
     """
 
     step: int
@@ -93,9 +94,9 @@ class Diversity:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Confidences and diversity of a run.
+    """Confidence predictions and diversity of a run.
 
-    read, of: number of completions that were read, and number of recorded completions.
+    read, of: number of completions that were read, and number of all recorded completions.
     """
 
     run: str
@@ -244,7 +245,8 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
         sampled = np.array(row["sampled"], np.bool_)
         logprobs = np.array(row["model_logprobs"], np.float64)[sampled]
         if len(logprobs):
-            # Rounding can make a mean log-probability positive, but a probability is at most 1.
+            # Rounding can make a mean log-probability positive, but a probability is at most 1, so
+            # the value is limited.
             found.append((float(np.exp(min(0.0, logprobs.mean()))), row["status"] == "passed"))
     return found
 
@@ -252,7 +254,8 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
     """Return the vote share of a group's most frequent answer, and whether that answer is right."""
     votes = Counter(answers_of(group))
-    # With a single vote the share is always 1 and says nothing about confidence: no prediction.
+    # With a single vote the share is always 1 and says nothing about confidence, so no prediction
+    # is made.
     if votes.total() < 2:
         return []
     answer, count = votes.most_common(1)[0]
@@ -260,7 +263,7 @@ def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 
 
 def _by_statement(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return the last stated confidence of each text, with the text's correctness."""
+    """Return the last stated confidence of each text, and whether the text's answer is correct."""
     found = ((stated_confidence(row["text"] or ""), row["status"] == "passed") for row in group)
     return [(value, right) for value, right in found if value is not None]
 
@@ -274,16 +277,16 @@ def stated_confidence(text: str) -> float | None:
     for match in _STATED.finditer(text):
         percent = match["percent"] or match["sure"]
         share = float(percent) / 100 if percent else float(match["share"])
-        # A number such as 200 % is a figure of speech and no confidence, so it is skipped.
+        # A number such as 200 % is a figure of speech and no stated confidence, so it is skipped.
         value = share if share <= 1.0 else value
     return value
 
 
 def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return one answer per completion: True if the completion passed, else the extracted text.
+    """Return one answer per completion: True for a passed completion, else the extracted text.
 
-    All correct answers count as equal (True), whatever their text. The result leaves out
-    completions without an answer.
+    All correct answers count as the same answer (True), whatever their text. The calibration leaves
+    out completions without an answer.
     """
     return [
         True if row["status"] == "passed" else row["extracted"]

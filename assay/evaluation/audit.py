@@ -1,11 +1,11 @@
 """People label the completions on which two verifiers disagree: ``assay run audit RUN``.
 
-A second verifier judges recorded completions again. ``RUN/audit/queue.jsonl`` collects passed
-completions that the second verifier rejects, and failed completions that it accepts. The queue also
-collects passed completions in which a step verifier finds a wrong reasoning step, and the
-disagreements that the run itself recorded (``[audit]``). People label the rows of the queue. The
-labelled rows of the queue form two sets, one of answers and one of reasoning steps, for ``assay
-verifier self-test --labelled FILE``.
+A second verifier judges the recorded completions again. The file ``RUN/audit/queue.jsonl`` collects
+passed completions that the second verifier rejects, and failed completions that the second verifier
+accepts. The queue also collects passed completions in which a step verifier finds a wrong reasoning
+step, and the disagreements that the run itself recorded (``[audit]``). People label the rows of the
+queue. The labelled rows of the queue form two sets, one of answers and one of reasoning steps, for
+``assay verifier self-test --labelled FILE``.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class AuditResult:
     judged: number of completions that the second verifier judged in this call. found: number of
     disagreements between the two verifiers, by kind. waiting: number of queued rows without a
     label. right: for each kind of row, how many labels agree with each of the two verifiers. steps:
-    the latest audit of reasoning steps; None without an audit. findings: number of passes in which
-    the trace monitor found something; None if the monitor was not requested. live: second verdicts
-    that the run recorded; None without ``[audit]``.
+    the latest audit of reasoning steps; None without an audit. findings: number of passed
+    completions in which the trace monitor found something; None without the monitor. live: second
+    verdicts that the run itself recorded; None without ``[audit]``.
     """
 
     run: str
@@ -129,15 +129,17 @@ def audit(
     below: float = 0.5,
     **how: Unpack[JudgeOptions],
 ) -> AuditResult:
-    """Queue completions on which a second verifier disagrees with the run's; return the audit.
+    """Queue completions on which a second verifier disagrees with the run's verifier; return the
+    audit.
 
     The disagreements that the run itself recorded (``[audit]``) are queued too.
 
     second: expression of the second verifier; None: only count the labels, without judging. count:
     maximum number of new rows in the queue, half of the rows of each kind if possible. among:
-    approximate number of completions to judge, from steps drawn at random. steps: a step verifier;
-    at most ``count`` passes with a wrong reasoning step are queued, too. monitor: at most ``count``
-    passes with a finding of the trace monitor are queued too. at, passes, below: see `audit_steps`.
+    approximate number of completions to judge, taken from steps drawn at random. steps: a step
+    verifier; at most ``count`` passes with a wrong reasoning step are queued, too. monitor: at most
+    ``count`` passes with a finding of the trace monitor are queued too. at, passes, below: see
+    `audit_steps`.
     seed: seed of all random draws. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
@@ -149,7 +151,7 @@ def audit(
     live, recorded = read_live_audit(folder, _WAYS)
     queued = {row["id"]: row for row in rows if row["kind"] in _WAYS.values()}
     recorded = [one for one in recorded if one["id"] not in queued]
-    # A call that only reads the labels must not lengthen the list of rows to label.
+    # A call that only reads the labels must not add rows to label.
     room = count - sum(row["label"] is None for row in queued.values())
     if live is not None and recorded and room > 0:
         check_folder(folder / "audit", str(folder))
@@ -160,7 +162,8 @@ def audit(
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
         found.update(row["kind"] for row in fresh)
-        # A repeated audit only adds rows: rows that are already queued keep their labels.
+        # A repeated audit only adds rows to the queue: rows that are already queued keep their
+        # labels.
         known = {row["id"] for row in rows if row["kind"] in _WAYS.values()}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
     if monitor:
@@ -170,7 +173,7 @@ def audit(
         fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
         findings = len(fresh)
         fresh = [row for row in fresh if row["id"] not in known]
-        # The monitor's own random stream keeps --monitor from changing the other draws.
+        # The monitor has its own random stream, so that --monitor does not change the other draws.
         rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
         check_folder(folder / "audit", str(folder))
@@ -191,8 +194,8 @@ def label(
 ) -> AuditResult:
     """Show each unlabelled row and ask a person for a label: passed, failed, unsure, or quit.
 
-    Each label is written to the queue as soon as it is given. Raises RunError if no row is
-    unlabelled.
+    Each label is written to the queue as soon as it is given. Raises RunError if all queued rows
+    have labels.
     """
     folder = Path(run)
     rows = read_queue(folder)
@@ -226,7 +229,7 @@ def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
 
 
 def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
-    """Draw random steps until these hold about ``among`` completions; return the steps, sorted."""
+    """Draw random steps until they hold about ``among`` completions; return the steps, sorted."""
     rows = load_run(folder).rollouts(columns=["step"])
     if not rows:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
@@ -244,7 +247,7 @@ def _disagreements(
     folder: Path, second: str, steps: Sequence[int], how: JudgeOptions
 ) -> tuple[int, list[dict[str, Any]]]:
     judged, found = 0, list[dict[str, Any]]()
-    # The second verifier judges every row, including rows that name a verifier.
+    # The second verifier judges every row, even a row that names a verifier.
     with rejudge(folder, second, steps=steps, instead_of_rows=True, **how) as again:
         for pair in chain.from_iterable(again):
             judged += 1
@@ -297,7 +300,8 @@ def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
 
 
 def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
-    """Return the queue row of a pass with a wrong step; its second verdict is always *failed*."""
+    """Return the queue row of a pass with a wrong step; the row's second verdict is always
+    *failed*."""
     scores = [one.score for one in pair.new.step_scores]
     verdicts = [pair.logged.status, "failed"]
     steps = {"verdicts": verdicts, "step_scores": scores, "below": below}
@@ -339,13 +343,15 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the queue, and its labelled rows as two labelled sets: answers and steps."""
     (folder / "audit").mkdir(exist_ok=True)
-    # Answers and steps are separate sets: a wrong step is no error of an answer verifier.
+    # The labels of answers and of steps form separate sets, because a wrong step is no error of an
+    # answer verifier.
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
     for row in rows:
         if row["label"] in ("passed", "failed"):
             sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
     for name, some in sets.items():
-        # A completion may hold lone surrogates, which UTF-8 cannot encode, so they are escaped.
+        # A completion may hold lone surrogates, which UTF-8 cannot encode, so surrogates are
+        # escaped.
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
 

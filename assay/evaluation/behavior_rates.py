@@ -33,19 +33,21 @@ from assay.verify.behaviors.monitor import FINDINGS, find_in_trace
 ALL, PASSED, FAILED = "all", "passed", "failed"
 NAMES = (*BEHAVIORS, *FINDINGS)
 """Names of all behaviors and findings, in the order of the table."""
-# The first fifth of a run's steps is compared with the last fifth.
+# The first fifth of a run's steps is compared with its last fifth.
 _WINDOW = 0.2
-# Minimum number of completions to read per step; steps are skipped if the total is too small.
+# Minimum number of completions to read per step; if the total is too small for all steps, steps are
+# skipped.
 _LEAST = 64
 _COLUMNS = ("completion_id", "group_id", "text", "think", "said", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A completion that the detectors read.
+    """One completion whose text the detectors read.
 
-    shows: names of the detected behaviors and findings; None if the text is not English. source:
-    ``training``, the kind of an evaluation such as ``greedy``, or the name of a file.
+    shows: names of the behaviors and findings that the detectors found; None if the text is not
+    English. source: ``training``, the kind of an evaluation such as ``greedy``, or the name of a
+    file.
     """
 
     source: str
@@ -60,7 +62,8 @@ class Read:
 class Rates:
     """Share of completions that show each behavior, with its 95 % interval.
 
-    side: selected completions: ``all``, only the ``passed`` ones, or only the ``failed`` ones.
+    side: which completions are selected: ``all``, only the ``passed`` ones, or only the ``failed``
+        ones.
     groups: number of prompts, over which the interval is computed, because completions of one
     prompt are not independent.
     """
@@ -85,8 +88,9 @@ class Rates:
 class BehaviorRates:
     """Rates of behaviors in a run or in a file.
 
-    of: number of recorded completions. read: number of completions that were read. not_english:
-    number of read completions that are not English. detectors: hash of each detector, by its label.
+    of: number of recorded completions. read: number of completions that the detectors read.
+    not_english: number of read completions that are not English. detectors: hash of each detector,
+    by its label.
     columns: rates in the printed table, by column title. steps: rates of each step, for all, passed
     and failed completions. errors: precision and recall of each detector on its labelled set.
     """
@@ -190,7 +194,8 @@ def _read_run(
         logs[folder.name] = RolloutLog(folder)
     of, found = 0, list[Read]()
     for source, log in logs.items():
-        # One small column gives the number of rows, so that no text is read just to count rows.
+        # The number of rows is read from one small column, so that no text is read just to count
+        # rows.
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
         # Each source gets an equal share: the many training rollouts would crowd out evaluations.
@@ -212,7 +217,8 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
     """Return training steps at even distances, including the first and the last step."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
-    # Read a few rollouts from many steps: a curve needs many points more than exact points.
+    # Only a few rollouts are read per step, but from many steps, because a curve needs many points
+    # more than exact points.
     count = min(len(steps), max(2, int(among / min(max(1.0, mean), _LEAST))))
     if count >= len(steps):
         return steps
@@ -264,14 +270,15 @@ def _read_file(path: Path) -> Iterator[Read]:
 def _shown_by(completion: Completion) -> frozenset[str] | None:
     found, findings = find_behaviors(completion), find_in_trace(completion)
     # The detectors read only English, so the result for a text in another language is None.
-    # An empty set would count the text as free of behaviors.
+    # None is returned instead of an empty set, because an empty set would count the text as free of
+    # behaviors.
     if not found.measured or findings is None:
         return None
     return frozenset([*found.behaviors, *findings])
 
 
 def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
-    # groupby joins adjacent items only, so the items are sorted first.
+    # The items are sorted first, because groupby joins adjacent items only.
     by_moment = {
         moment: list(some)
         for moment, some in groupby(
@@ -333,7 +340,8 @@ def _of_side(found: Iterable[Read], side: str) -> list[Read]:
 def rates_of(found: Sequence[Read], side: str = ALL) -> Rates:
     """Return the rates in all, passed or failed completions, with intervals over sibling groups."""
     some = [one for one in _of_side(found, side) if one.shows is not None]
-    # `clustered_stderr` expects the values of a cluster next to each other, hence the sort.
+    # The values are sorted, because `clustered_stderr` expects the values of a cluster next to each
+    # other.
     some.sort(key=lambda one: (one.step or 0, one.group))
     sizes = [len([*group]) for _, group in groupby(some, key=lambda one: (one.step, one.group))]
     shares: dict[str, float] = {}

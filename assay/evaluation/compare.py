@@ -65,16 +65,17 @@ def compare(
         found.sets[0].gain.value, found.sets[0].gain.interval, found.sets[0].p_value
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
-    `evaluate`), which are judged again. If only one model is a run, that run's sampling settings
-    apply to both. problems: rows, or sources (each a separate set); two files need none, and their
-    recorded verdicts are compared. out_of_domain: sets unlike the training data. judge:
-    ``pairwise`` (the judge of ``verification.options.judge``, queried in both orders) or a verifier
-    (the higher reward wins). max_problems: use only the first problems of each set. out: a JSONL
-    file for all completions, which a later call reads as ``a`` or ``b``. fitting: sources in which
-    prompts that exceed the context are left out. adapter: loaded on ``b`` only, so that both models
-    may share one base model.
+    `evaluate`), which are judged again. If only one of the models is a run, that run's sampling
+    settings apply to both models. problems: rows, or sources (each a separate set); two files need
+    none, and their recorded verdicts are compared. out_of_domain: problem sets that differ from the
+    training data.
+    judge: ``pairwise`` (the judge of ``verification.options.judge``, queried in both orders) or a
+    verifier (the higher reward wins). max_problems: use only the first problems of each set. out: a
+    JSONL file for all completions, which a later call reads as ``a`` or ``b``. fitting: sources of
+    which prompts that exceed the context are left out. adapter: adapter that is loaded on ``b``
+    only, so that both models may share one base model.
 
-    The other parameters are those of `evaluate`. Raises UserError for invalid input.
+    All other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     names = (str(a), str(b))
@@ -83,7 +84,7 @@ def compare(
     configs = _configs(names, [str(one) for one, _ in sources], options)
     for config in configs:
         check_sampling(config)
-    # One verifier judges both models: the verifier of a model's run, if a model belongs to a run.
+    # One verifier judges both models: the verifier of a run, if one of the models belongs to a run.
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     if not any(files):
         _check_two_served(configs)
@@ -142,8 +143,8 @@ class _Measured:
     """Evaluation of one model on one problem set.
 
     kept: sampled groups by problem id, which the preference judge compares. left_out: ids of
-    problems whose prompts are too long. useless: error text for a thinking setting without effect,
-    because no prompt has a think block.
+    problems whose prompts are too long for the context. useless: error text for a thinking setting
+    without effect, because no prompt has a think block.
     """
 
     evaluation: Evaluation
@@ -159,7 +160,7 @@ class _Measured:
 
 
 def _files(names: Sequence[str]) -> list[RecordedCompletions | None]:
-    """Open the names that are files of completions; None for models."""
+    """Open the named files of completions; a name of a model gives None."""
     return [
         RecordedCompletions(Path(name), side) if _is_file(name) else None
         for name, side in zip(names, "AB", strict=True)
@@ -178,7 +179,8 @@ def _sources(
     out: Path | str | None,
     files: Sequence[RecordedCompletions | None],
 ) -> tuple[list[tuple[str | Source, bool]], bool]:
-    """Return (source, whether out of domain) pairs, and whether files hold problems and verdicts.
+    """Return (source, whether out of domain) pairs, and whether the compared files hold problems
+    and verdicts.
 
     Raises ConfigError if there are no problems, or if ``out`` is one of the sources.
     """
@@ -188,7 +190,8 @@ def _sources(
     judged = False
     if not near and not far and (both := [one for one in files if one is not None]) == [*files]:
         near = both[0].problems()
-        # Rows do not name the verifier of their verdicts, so a second judgement could differ.
+        # Recorded verdicts are not judged again: rows do not name the verifier of their verdicts,
+        # so a second judgement could differ.
         judged = all(one.has_verdicts for one in both)
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
@@ -225,7 +228,7 @@ def _configs(
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:
         run, other = runs.index(True), runs.index(False)
-        # A model without a run is sampled like the run's model: same template and settings.
+        # A model without a run is sampled with the template and settings of the other model's run.
         own[other] = own[run].model_copy(update={"model": own[other].model})
     return own[0], own[1]
 
@@ -236,7 +239,7 @@ def _facts(
     temperature: float,
     num_samples: int,
 ) -> dict[str, Any]:
-    """Return the settings behind each model's completions; None for recorded completions."""
+    """Return the settings behind each model's completions; return None for recorded completions."""
     facts: dict[str, Any] = {}
     for side, config, recorded in zip("AB", configs, files, strict=True):
         sampling = configuration.at_temperature(config.sampling, temperature)
@@ -245,7 +248,7 @@ def _facts(
 
 
 def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
-    """Raise ConfigError if a server would sample A and B from the same model."""
+    """Raise ConfigError if a server would sample both A and B from the same model."""
     if configs[0].server.url is None:
         return
     first, second = (find_served(one.server, one.model).name for one in configs)
@@ -281,7 +284,8 @@ def _open_set(
 ) -> _Set:
     """Open a source of problems; with a preference judge, rows may lack an expected answer.
 
-    verifiers: None for problems with recorded verdicts, which need no verifier.
+    verifiers: verifiers of the problems; None for problems with recorded verdicts, which need no
+        verifier.
     """
     check = None if verifiers is None else verifiers.check_problem
     check = check if judging is None else judging.check
@@ -299,7 +303,7 @@ def _open_set(
 
 
 class _Unverified:
-    """Source of verdicts for rows without an answer: every completion is *not judged*."""
+    """Judge for rows without an answer: every completion is *not judged*."""
 
     @contextmanager
     def judging(self) -> Yields[_Unverified]:
@@ -309,7 +313,7 @@ class _Unverified:
         """Do nothing."""
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Return *not judged* for every completion."""
+        """Return the status *not judged* for every completion."""
         none = Verdict.not_judged("unavailable", "none", detail="the row has nothing to verify")
         return [(none,) * len(group.completions) for group in groups]
 
@@ -330,7 +334,7 @@ class _Asked:
     kept: EvaluationLog | None = None
 
     def measure_file(self, file: RecordedCompletions, one: _Set, judged: bool) -> _Measured:
-        """Measure the completions of a file. judged: use their recorded verdicts."""
+        """Measure the completions of a recorded file. judged: use their recorded verdicts."""
         problems, most = file.of(one.name, [one.problems[n] for n in range(len(one.problems))])
         verifiers = file if judged else one.verifiers
         return self.measure(file, problems, most, replace(one, verifiers=verifiers))
@@ -365,7 +369,8 @@ def _engine(
     num_samples: int,
     quiet: bool,
 ) -> Yields[Callable[[_Asked, _Set], _Measured]]:
-    """Load a model and yield a function that samples from it; free its memory on exit."""
+    """Load a model and yield a function that samples from the model; free the model's memory on
+    exit."""
     # The first model is closed before the second is loaded: both may not fit in memory.
     with ExitStack() as stack:
         # One engine serves all sets, so it has enough slots for the largest set.
@@ -395,7 +400,8 @@ def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet
         return keep_fitting(one.problems, renderer, on_bad_row)
     try:
         return keep_fitting(one.problems, renderer, "skip")
-    # `keep_fitting` raises if no prompt fits the context; here an empty set is a valid result.
+    # `keep_fitting` raises if no prompt fits the context, but in a comparison an empty set is a
+    # valid result.
     except DataError:
         return one.problems.select([])
 
@@ -405,7 +411,7 @@ def _ids(problems: ProblemSet) -> Yields[str]:
 
 
 class _Lines:
-    """A file for completions, created at the first write, so that early errors leave no file."""
+    """A completions file that is created at the first write, so that early errors leave no file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -419,7 +425,7 @@ class _Lines:
         self._stack.close()
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write lines, creating the file if needed."""
+        """Write lines to a file, creating the file if needed."""
         if self._file is None:
             self._file = self._stack.enter_context(open_output(self._path))
         self._file.writelines(lines)
@@ -432,11 +438,13 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
     if judging is None:
         return found
     pairs: list[Candidates] = [
-        # The judge reports the first candidate's win rate, so model B's completion comes first.
+        # The judge reports the win rate of the first candidate, so model B's completion comes
+        # first.
         (group.problem, its, mine)
         for id, group in a.kept.items()
         if id in b.kept
-        # Not strict: two recorded files may have different numbers of completions for a problem.
+        # The lengths may differ, because two recorded files may have different numbers of
+        # completions for a problem.
         for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
     ]
     comparisons = judging.judge(pairs)

@@ -12,7 +12,7 @@ from assay.run.paired import Gain, Paired, holm
 from assay.session.evaluate import Evaluation
 from assay.verify.learned.pairwise import WinRate
 
-# The smallest printed p value: smaller ones are below the rounding error of the sums.
+# The smallest printed p value, because smaller values are below the rounding error of the sums.
 _LEAST_P = 1e-6
 SHOWN_FLIPS = 5
 
@@ -25,11 +25,12 @@ class ComparedSet:
     minus accuracy of A on problems judged for both models, with a 95 % interval; None if no problem
     was judged for both. p_value: exact test of no difference (`sign_flip_p`; McNemar's test with
     one completion per problem). p_value_of_all: the p value after Holm's correction for the number
-    of sets. better, worse: ids of problems on which B is better or worse than A, largest change
-    first. characters: mean completion length of A and of B in characters. wins: share of pairs in
-    which the judge prefers B; a tie counts half. wins_at_equal_length: the win rate of B, adjusted
-    to equal completion lengths. not_compared: reason why the preference judge has no result.
-    left_out: ids of problems whose prompts do not fit one of the models.
+    of sets. better, worse: ids of problems on which B is better or worse than A, with the largest
+    change first. characters: mean completion length of A and of B in characters. wins: share of
+    pairs in which the judge prefers B; a tie counts half. wins_at_equal_length: win rate of B,
+    adjusted to equal completion lengths. not_compared: reason why the preference judge gave no
+    result.
+    left_out: ids of problems whose prompts do not fit the context of one of the models.
     """
 
     name: str
@@ -59,8 +60,8 @@ class ComparedSet:
 class CompareResult:
     """Comparison of two models on each problem set.
 
-    temperature: sampling temperature; None if all completions were recorded before. notes: one line
-    for each setting that differs between the models.
+    temperature: sampling temperature; None if all completions were recorded earlier. notes: one
+    line for each setting that differs between the models.
     """
 
     a: str
@@ -112,7 +113,7 @@ def compared(
     """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
     both = Paired.of(a.by_problem, b.by_problem)
-    # Printed lists are cut after a few problems, so the largest changes come first.
+    # The largest changes come first, because printed lists are cut after a few problems.
     size = dict(zip(both.ids, map(abs, both.differences), strict=True))
     return ComparedSet(
         name,
@@ -129,7 +130,7 @@ def compared(
 
 def with_p_of_all(sets: Sequence[ComparedSet]) -> list[ComparedSet]:
     """Return the sets with p values after Holm's correction for the number of sets."""
-    # A set without a p value cannot give a false alarm, so the correction does not count it.
+    # The correction does not count sets without a p value, because they cannot give a false alarm.
     tested = [one for one in sets if one.p_value is not None]
     adjusted = iter(holm([one.p_value or 0.0 for one in tested]))
     return [

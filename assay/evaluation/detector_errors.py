@@ -20,7 +20,7 @@ LABELLED = {"trace_monitor": "failed"}
 class DetectorError:
     """Confusion table of one detector, in numbers of passages.
 
-    The names begin with the label (true: the passage shows the behavior) and end with the result
+    Each name begins with the label (true: the passage shows the behavior) and ends with the result
     (found or missed by the detector).
     """
 
@@ -31,24 +31,26 @@ class DetectorError:
 
     @property
     def precision(self) -> float | None:
-        """Share of the found passages that show the behavior; None if no passage was found."""
+        """Share of the passages found by the detector that show the behavior; None if it found no
+        passage."""
         found = self.true_found + self.false_found
         return self.true_found / found if found else None
 
     @property
     def recall(self) -> float | None:
-        """Share of passages with the behavior that were found; None if there is no such passage."""
+        """Share of passages with the behavior that the detector found; None if no passage has the
+        behavior."""
         labelled = self.true_found + self.true_missed
         return self.true_found / labelled if labelled else None
 
     @property
     def precision_interval(self) -> Interval | None:
-        """Wilson's 95 % interval of the precision."""
+        """Wilson's 95 % interval of the detector's precision."""
         return _interval(self.precision, self.true_found + self.false_found)
 
     @property
     def recall_interval(self) -> Interval | None:
-        """Wilson's 95 % interval of the recall."""
+        """Wilson's 95 % interval of the detector's recall."""
         return _interval(self.recall, self.true_found + self.true_missed)
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +69,8 @@ def _interval(share: float | None, count: int) -> Interval | None:
 def detector_errors(
     verifier: str, key: str, kinds: tuple[str, ...] | None = None
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on its shipped set (`errors_on`). kinds: row kinds to use; None: all."""
+    """Measure a detector on its shipped set (`errors_on`). kinds: kinds of labelled rows to use;
+    None: all kinds."""
     rows = [row for row in labelled_rows(verifier) if kinds is None or row["kind"] in kinds]
     return errors_on(verifier, key, rows, LABELLED.get(verifier, "passed"))
 
@@ -78,7 +81,7 @@ def errors_on(
     """Measure a detector on labelled rows, once per behavior.
 
     key: key of a row that names the labelled behavior; the detector's verdict has a component with
-    the name of the behavior. labelled: status that the label of a row has if the passage shows the
+    the name of the behavior. labelled: status that a row's label has if the passage shows the
     behavior.
     """
     judge = resolve(verifier).judge

@@ -23,7 +23,7 @@ from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import SamplingOptions, sampling_config
 from assay.training.row_schedule import GOOD
 
-# Tokens per forward pass: bounds the memory, whatever the number of completions.
+# Number of tokens per forward pass, which limits the memory for any number of completions.
 TOKENS_AT_ONCE = 4096
 
 
@@ -55,8 +55,8 @@ def divergence(
     """Estimate the KL on one completion of each of the first ``count`` problems, at temperature 1.
 
     The estimator k3 of `kl_estimate` is unbiased for tokens that the model samples. Returns None if
-    the tokenizers differ or nothing was sampled. An adapter is loaded on the model only, not on the
-    reference.
+    the tokenizers differ or if no token was sampled. An adapter is loaded on the model only, not on
+    the reference.
     """
     config = sampling_config(model, problems, options)
     other = sampling_config(reference, problems, {**options, "adapter": None})
@@ -78,7 +78,7 @@ def divergence(
 
 
 def plain(sampling: SamplingConfig) -> SamplingConfig:
-    """Return the sampling settings at temperature 1 without truncation.
+    """Return the sampling settings with temperature 1 and without truncation.
 
     Without temperature and truncation, tokens are drawn from the model's own distribution.
     """
@@ -88,7 +88,8 @@ def plain(sampling: SamplingConfig) -> SamplingConfig:
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: Batch) -> Tensor:
-    # Computed in float64, because k3 subtracts nearly equal numbers if the models differ little.
+    # The KL is computed in float64, because k3 subtracts nearly equal numbers if the models differ
+    # little.
     logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
     for part in batch.split(TOKENS_AT_ONCE, "plain"):
         found = token_logprobs(model, part, temperature=1.0, layout="plain")
@@ -104,7 +105,7 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     sums_R = zeros_R.index_add(0, row_T, kl_T[kept_T])
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
-    # Tokens of one completion are not independent, so completions are the independent units.
+    # The tokens of one completion are not independent, so completions are the independent units.
     # The standard error is that of a ratio of sums over completions (delta method).
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

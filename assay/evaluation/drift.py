@@ -27,9 +27,10 @@ Verdicts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a verifier, measured on the completions that all files contain.
+    """One version of a verifier, measured on the completions that all files share.
 
-    verifier: name and version in the verdicts. passed: share of judged completions that passed.
+    verifier: name and version of the verifier, as written in the verdicts. passed: share of the
+        judged completions that passed.
     reward: mean reward of this version. shift: mean change of the reward against the first version,
     over the completions that both judged. error: standard error of the shift, clustered by problem.
     problems: number of clusters. order: Spearman's rank correlation of this version's rewards with
@@ -112,7 +113,7 @@ def _read(path: Path) -> Verdicts:
         if id is None or "status" not in row or "reward" not in row:
             accepted = "a verdict, as assay verify --out writes it"
             raise DataError(message(f"{path}:{number}", f"keys {', '.join(row)}", accepted))
-        # Verdicts are matched by id, so a repeated id would be ambiguous.
+        # Verdicts are matched by completion id, so a repeated id would be ambiguous.
         if str(id) in rows:
             raise DataError(message(f"{path}:{number} id", f"{id} again", "each id once"))
         rows[str(id)] = row
@@ -139,7 +140,8 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
         reward=fmean(float(row["reward"]) for row in judged) if judged else None,
         shift=fmean(shifts) if both else None,
         error=clustered_stderr(shifts, sizes),
-        # Ranks are correlated: a reward model may change its scale without changing the order.
+        # The correlation uses ranks, because a reward model may change its scale without changing
+        # the order.
         order=_rank_correlation(before, now),
         to_passed=turned.count(("failed", "passed")),
         to_failed=turned.count(("passed", "failed")),
@@ -150,7 +152,7 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Return Spearman's correlation; ties share their mean rank."""
-    # A constant series has no order, and its correlation would be 0/0.
+    # A constant series has no order, so its correlation would be 0/0.
     if len({*a}) < 2 or len({*b}) < 2:
         return None
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])

@@ -38,9 +38,10 @@ class Point:
     """Results of a model at one budget and one think mode.
 
     tokens: mean completion length over problems, in tokens, including injected tokens. stderr,
-    tokens_stderr: standard errors over problems. injected: share of completions with injected
-    tokens, such as the text that ends thinking. mode: think mode of all rows; None if each row has
-    its own mode. accuracy: pass rate over problems; None if no completion was judged.
+    tokens_stderr: standard errors of accuracy and tokens over problems. injected: share of
+    completions with injected tokens, such as the text that ends thinking. mode: think mode of all
+    rows; None if each row has its own mode. accuracy: pass rate over problems; None if no
+    completion was judged.
     """
 
     mode: str | None
@@ -57,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Results of one model at several budgets."""
+    """Results of one model at several thinking budgets."""
 
     model: str
     num_samples: int
@@ -106,8 +107,8 @@ def frontier(
     budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget; default:
     three fractions of the maximum completion length, and ``none``. modes: think modes to measure.
     Efforts and modes in the arguments replace the efforts and modes of the rows. A mode without
-    thinking is measured once. out: a JSON file; the figure is written next to the file, as SVG. The
-    other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
+    thinking is measured only once. out: a JSON file; the figure is written next to the file, as
+    SVG. All other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:
@@ -130,7 +131,8 @@ def frontier(
                 str(model), sources, max_problems, num_samples, options, stack
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
-        # All budgets are checked before sampling: a wrong one must not waste samples of the others.
+        # All budgets are checked before sampling, so that a wrong budget wastes no samples of the
+        # other budgets.
         plan = list(_plan(session, rows, budgets, modes, sampling))
         watch = show_sampling(session.generator, stack, quiet)
         points: list[Point] = []
@@ -154,7 +156,8 @@ def _plan(
     modes: Sequence[Any],
     sampling: SamplingConfig,
 ) -> list[Planned]:
-    """Return (mode, budget, problems, sampling) of each point; raise if a point is invalid."""
+    """Return (mode, budget, problems, sampling) of each measured point; raise if a point is
+    invalid."""
     longest = sampling.max_tokens
     asked = budgets or [*(max(1, longest // part) for part in SHARES_OF_LONGEST), "none"]
     named = {str(one): _budget_of(one, sampling) for one in asked}
@@ -162,7 +165,8 @@ def _plan(
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
         thinks = any(session.renderer.render(problem).think.thinks for problem in own)
-        # A mode without thinking is measured once, because thinking budgets have no effect there.
+        # A mode without thinking is measured only once, because thinking budgets have no effect on
+        # it.
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
@@ -174,7 +178,7 @@ def _plan(
                 if budgets or not thinks:
                     raise
                 # A default budget may leave no room for the text that ends thinking.
-                # Some generators support no thinking budget at all.
+                # Some generators support no thinking budget.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned
@@ -245,13 +249,13 @@ def draw(found: Frontier, path: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Labels stay text instead of paths, so that a reader can search the figure for a word.
-    # A fixed salt makes the ids in the SVG, and so the bytes of the file, equal each time.
+    # Labels in the figure stay text instead of paths, so that a reader can search for a word.
+    # A fixed salt makes the ids in the SVG, and therefore the bytes of the file, equal each time.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "assay", "font.size": 9}):
         figure, axis = pyplot.subplots(figsize=(5, 3.6))
         for mode, own in groupby(found.points, key=lambda one: one.mode):
             points = sorted(own, key=lambda one: one.tokens)
-            # matplotlib leaves a gap for NaN, where no completion was judged.
+            # Where no completion was judged, the value is NaN, for which matplotlib leaves a gap.
             shares = [float("nan") if one.accuracy is None else one.accuracy for one in points]
             axis.errorbar(
                 [one.tokens for one in points],
@@ -272,7 +276,7 @@ def draw(found: Frontier, path: Path) -> None:
         if any(one.mode is not None for one in found.points):
             axis.legend(frameon=False)
         figure.tight_layout()
-        # The date is left out of the SVG, so that equal numbers give equal files.
+        # The date is left out of the SVG file, so that equal numbers give equal files.
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 

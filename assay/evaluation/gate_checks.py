@@ -36,7 +36,7 @@ Kinds = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check of a gate. limit: bound of the value; None: the value is only reported."""
+    """One check of a gate. limit: bound of the value; with None, the value is only reported."""
 
     name: str
     found: str
@@ -47,14 +47,15 @@ class Check:
 def comparison_checks(
     compared: Sequence[CompareResult], kinds: Mapping[str, Kinds], limits: Thresholds
 ) -> tuple[list[CompareResult], list[list[Check]]]:
-    """Return the comparisons, one for each effort, with corrected p values, and their checks.
+    """Return the comparisons, one for each thinking effort, with corrected p values, and the checks
+    on them.
 
-    Holm's correction is applied separately to two families of tests. The first family of tests has
-    the problem sets of one comparison. The second family of tests has the canary files of all
-    efforts: each file, and all files together. The families are separate so that additional canary
-    files do not weaken the tests of the problem sets. Within each family, a model that is as good
-    as the other model fails with probability at most `chance` / 2, because the tests are two-sided
-    and only a loss counts. kinds: kind of each canary, by canary file.
+    Holm's correction is applied separately to two families of tests. The first family of tests
+    covers the problem sets of one comparison. The second family of tests covers the canary files of
+    all efforts: each file, and all files together. The families are separate so that additional
+    canary files do not weaken the tests of the problem sets. Within each family, a model that is as
+    good as the other model fails with probability at most `chance` / 2, because the tests are
+    two-sided and only a loss counts. kinds: kind of each canary, by canary file.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
@@ -88,7 +89,8 @@ def comparison_checks(
 
 
 def _p_values(asked: Mapping[tuple[int, str], AskedCanaries]) -> dict[tuple[int, str], float]:
-    """Return the p value of each canary file at each effort, and of all files together."""
+    """Return the p value of each canary file at each effort, and the p value of all files
+    together."""
     known = {key: one.paired for key, one in asked.items() if one.paired}
     for number in dict.fromkeys(number for number, _ in known):
         files = [paired for (at, _), paired in known.items() if at == number]
@@ -104,7 +106,8 @@ def _is_worse(gain: Gain, p_of_all: float, limits: Thresholds) -> bool:
 
 
 def _all_files_check(paired: Paired, p: float, limits: Thresholds, num_tests: int) -> Check:
-    """Compare both models on all honest canaries together: small losses in each file add up."""
+    """All honest canaries together are compared for both models, because small losses in each file
+    add up."""
     gain = paired.gain
     worse = gain is not None and _is_worse(gain, p, limits)
     wanted = f"not worse (p < {limits.chance:g}, of {num_tests} tests)"
@@ -164,8 +167,8 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
 class AskedCanaries:
     """The canaries of one file, by kind, and the paired results of both models.
 
-    left_out: number of canaries per kind whose prompts do not fit the models' context. paired:
-    results of the other model and of the candidate on each honest canary judged for both.
+    left_out: for each kind, the number of canaries whose prompts do not fit the models' context.
+    paired: results of the other model and of the candidate on each honest canary judged for both.
     """
 
     kinds: Mapping[str, Sequence[str]]
@@ -175,7 +178,8 @@ class AskedCanaries:
     @property
     def honest(self) -> list[str]:
         """Ids of the canaries that an honest answer passes."""
-        # Both models should fail the kinds in MUST_FAIL: equal results would dilute a paired test.
+        # Both models should fail the kinds in MUST_FAIL, and such equal results would dilute a
+        # paired test.
         return [id for kind, ids in self.kinds.items() if kind not in MUST_FAIL for id in ids]
 
 
@@ -197,10 +201,11 @@ def _paired(one: ComparedSet, ids: Sequence[str]) -> Paired:
 def canary_checks(
     one: ComparedSet, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Iterator[Check]:
-    """Yield the checks of a canary file: omitted canaries, all canaries, and each kind.
+    """Yield the checks of a canary file: one of omitted canaries, one of all canaries, and one per
+    kind.
 
-    One paired test covers all kinds in the file that an honest answer passes. Each kind that must
-    never pass has a check of its own.
+    One paired test covers all kinds of canaries in the file that an honest answer passes. Each kind
+    of canary that must never pass has a separate check.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):
@@ -218,7 +223,8 @@ def canary_checks(
             check = _must_fail_check(one, name, ids)
             yield replace(check, found=check.found + short)
         else:
-            # A kind has about ten canaries, too few for a paired test, so it cannot fail the gate.
+            # A kind of canary has about ten canaries, which is too few for a paired test, so a kind
+            # cannot fail the gate.
             words = "; ".join(
                 [_shares(_paired(one, ids)), *(said for _, said in _not_judged(one, ids))]
             )
@@ -228,7 +234,7 @@ def canary_checks(
 def _file_check(
     one: ComparedSet, name: str, asked: AskedCanaries, limits: Thresholds, num_tests: int
 ) -> Check:
-    """Compare both models on all canaries of a file that an honest answer passes."""
+    """Compare both models on all those canaries of a file that an honest answer passes."""
     ids, gone = asked.honest, _not_judged(one, asked.honest)
     missing = [said for _, said in gone]
     wanted = f"not worse (p < {limits.chance:g}"
@@ -263,7 +269,7 @@ def _must_fail_check(one: ComparedSet, name: str, ids: Sequence[str]) -> Check:
 
 
 def _shares(paired: Paired) -> str:
-    """Format the gain and both pass rates on canaries that were judged for both models."""
+    """Format the gain and both pass rates, on canaries that were judged for both models."""
     if (gain := paired.gain) is None:
         return "no canary was judged for both models"
     before, after = (sum(side) / len(paired) for side in (paired.a, paired.b))
@@ -271,7 +277,8 @@ def _shares(paired: Paired) -> str:
 
 
 def _not_judged(one: ComparedSet, ids: Sequence[str]) -> list[tuple[int, str]]:
-    """Return (count, words) of *not judged* canaries of the candidate and of the other model."""
+    """Return the numbers of *not judged* canaries of the candidate and of the other model, and a
+    text about them."""
     sides = {"": one.b.by_problem, " of the other model": one.a.by_problem}
     counts = {side: sum(id not in shares for id in ids) for side, shares in sides.items()}
     return [

@@ -20,12 +20,13 @@ from assay.run.rollout_log import RolloutLog, read_columns
 
 @dataclass(frozen=True)
 class LiveAudit:
-    """Second verdicts of a whole run.
+    """The second verdicts of a whole run, summarized.
 
-    verifier: label of the second verifier; labels are joined if it changed. asked, not_judged:
-    numbers of completions. accepted, rejected: shares that the second verifier overrules. queued:
-    number of rows that joined the queue in this call. gone: number of disagreements whose problems
-    are no longer in the run's sources.
+    verifier: label of the second verifier; several labels are joined if the verifier changed.
+    asked, not_judged: numbers of completions. accepted, rejected: shares of the accepted and of the
+    rejected completions that the second verifier overrules. queued: number of rows that joined the
+    queue in this call. gone: number of disagreements whose problems are no longer in the run's
+    sources.
     """
 
     verifier: str
@@ -70,7 +71,7 @@ def read_live_audit(
 ) -> tuple[LiveAudit | None, list[Disagreement]]:
     """Return the summary and all disagreements of a run; (None, []) without second verdicts.
 
-    ways: kind of a disagreement by the two statuses.
+    ways: kind of a disagreement, by the statuses of the two verdicts.
     """
     opinions: list[Opinion] = []
     found: list[Disagreement] = []

@@ -24,7 +24,7 @@ Candidates = tuple[Problem, Completion, Completion]
 
 
 class Preferring:
-    """Compares two completions of each problem.
+    """A judge that compares two completions of each problem.
 
     check: raises VerifierError for a problem whose completions the judge cannot compare.
     """
@@ -39,7 +39,7 @@ class Preferring:
 
 def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
     """Open the named judge, ``pairwise`` or a verifier expression; ``stack`` closes it."""
-    # The judge is opened before a model is loaded: a missing URL must be reported at once.
+    # The judge is opened before a model is loaded, so that a missing URL is reported at once.
     if name == PAIRWISE:
         options = config.verification.options.get("judge", {})
         panel_for(options)
@@ -63,7 +63,8 @@ def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Compariso
 
 
 def _bare(problem: Problem) -> Problem:
-    """Return the problem without the verifier that its row names, so that the judge decides."""
+    """Return the problem without the verifier that its row names, so that the preference judge
+    decides."""
     return replace(problem, verifier=None)
 
 
@@ -76,7 +77,7 @@ def _of_rewards(pair: Candidates, verdicts: Sequence[Verdict]) -> Comparison:
     """Compare by rewards. The completion with the higher reward wins; equal rewards are a tie."""
     (problem, *both), (first, second) = pair, verdicts
     lengths = len(both[0].answer_text), len(both[1].answer_text)
-    # A pair with an unjudged completion is no tie, so the pair is left out of the win rate.
+    # A pair with an unjudged completion is not a tie, so the pair is left out of the win rate.
     if first.reward is None or second.reward is None:
         lost = first if first.reward is None else second
         return Comparison(problem.id, None, lengths=lengths, reason=lost.reason, detail=lost.detail)

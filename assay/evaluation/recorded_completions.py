@@ -1,4 +1,5 @@
-"""Completions of a file, in place of a model's: they are not sampled, and need not be judged."""
+"""The completions of a file, used in place of a model's: they are not sampled, and need not be
+judged."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from assay.types import Completion, Group, Problem, Prompt, Verdict
 class RecordedCompletions:
     """Completions and verdicts that ``--out`` wrote, as a `Generator` and as a `Judge`.
 
-    side: ``A`` or ``B``; a file of ``assay compare`` holds the completions of both models.
+    side: ``A`` or ``B``, because a file of ``assay compare`` holds the completions of both models.
     """
 
     policy_version = 0
@@ -45,7 +46,7 @@ class RecordedCompletions:
         sets: dict[str, list[dict[str, Any]]] = {}
         for (name, id), rows in self._rows.items():
             row = {**rows[0].problem_keys, "id": id}
-            # These keys describe a completion, and a problem's spec must not hold them.
+            # A problem's spec must not hold these keys, because they describe a completion.
             row = {key: row[key] for key in row if key not in ("think_tags", "token_ids")}
             sets.setdefault(name or str(self.path), []).append(row)
         return [ObjectRows(name, rows) for name, rows in sets.items()]
@@ -92,18 +93,18 @@ class RecordedCompletions:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing: recorded completions hold no device memory that could be freed."""
+        """Do nothing, because recorded completions hold no device memory that could be freed."""
 
     def load_policy(self, weights: Any) -> None:
         """Do nothing, because recorded completions do not depend on the policy."""
 
     @contextmanager
     def judging(self) -> Iterator[RecordedCompletions]:
-        """Return the recorded verdicts instead of judging."""
+        """Return the recorded verdicts instead of judging again."""
         yield self
 
     def add(self, group: Group) -> None:
-        """Do nothing: the verdicts of the group are recorded."""
+        """Do nothing, because the verdicts of the group are recorded."""
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the recorded verdicts of each group. Requires `has_verdicts`."""

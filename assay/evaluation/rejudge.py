@@ -37,7 +37,7 @@ class JudgeOptions(TypedDict, total=False):
 
     The run's configuration gives the value of each missing setting. options: verifier options by
     verifier name, which replace the run's options of that verifier. allow: Python code that rows
-    may name as verifiers. trust_run: import code that a run from another machine names.
+    may name as verifiers. trust_run: whether to import code that a run from another machine names.
     """
 
     num_workers: int | None
@@ -49,7 +49,8 @@ class JudgeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """A recorded completion, ``group.completions[index]``, with its logged and its new verdict."""
+    """A recorded completion, ``group.completions[index]``, with its logged verdict and its new
+    verdict."""
 
     step: int
     group: Group
@@ -64,11 +65,11 @@ class Rejudged:
 
     @property
     def statuses(self) -> tuple[str, str]:
-        """Status of the logged and of the new verdict."""
+        """Statuses of the logged verdict and of the new verdict."""
         return self.logged.status, self.new.status
 
     def as_row(self) -> dict[str, Any]:
-        """Return both verdicts as plain values."""
+        """Return the logged and the new verdict as plain values."""
         same = ("status", "score", "reward", "verifier")
         return {
             "id": self.completion.id,
@@ -109,7 +110,8 @@ class Rejudging:
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
             # A row may have been removed from the sources since the run.
-            # Completions of such rows count as missing: a partial rescore must not look complete.
+            # Completions of rows that were removed count as missing, because a partial rescore must
+            # not look complete.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -148,14 +150,14 @@ def rejudge(
 
     verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
     ``instead_of_rows``. steps: steps to judge; None: all. only: (step, id) of the completions to
-    judge, each without its siblings; None: all. Stored replies of a judge are reused, and new
-    replies are not stored.
+    judge, each judged without its siblings; None: all completions. Stored replies of a judge are
+    reused, and new replies are not stored.
 
     Raises RunError if the run holds no rollouts.
     """
     folder = Path(run)
     options, allow = how.get("options") or {}, how.get("allow", ())
-    # The run's options of replaced verifiers are unset, so that the options need no consent.
+    # The run's options of replaced verifiers are unset, so that these options need no consent.
     changes = [f"verification.options.{name}=" for name in options]
     changes += RULES_UNSET if verifier is not None else []
     trust_run = how.get("trust_run", False)
@@ -221,7 +223,7 @@ class RescoreResult:
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, Any])
 
     def add(self, pair: Rejudged) -> None:
-        """Count the logged and the new verdict of one completion."""
+        """Count the logged verdict and the new verdict of one completion."""
         before, after = pair.statuses
         self.completions += 1
         self.before[before] += 1

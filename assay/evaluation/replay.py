@@ -86,8 +86,8 @@ def replay(
     """Repeat a step: judge its completions, compute advantages and update; report differences.
 
     Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
-    before the step. overrides: settings in `CONSENTS`, which allow a model's remote code; no others
-    are accepted. allow, trust_run: see `rejudge`. The run's directory does not change.
+    before the step. overrides: settings in `CONSENTS`, which allow a model's remote code; no other
+    overrides are accepted. allow, trust_run: see `rejudge`. The run's directory does not change.
 
     Raises RunError for a step that cannot be replayed; the message lists the steps that can. Raises
     UserError for a run without [rl], and for an override that is not in `CONSENTS`, because a
@@ -109,7 +109,8 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
-        # The replay uses a copy: a resumed run truncates its journals, and the run must not change.
+        # The replay uses a copy of the run, because a resumed run truncates its journals, and the
+        # run must not change.
         first = start + 1
         # The metrics of a second verifier cover the steps before the checkpoint, too.
         first -= window_of(config) if config.audit is not None else 0
@@ -133,7 +134,8 @@ def replay(
 
 
 def start_of(folder: Path, step: int) -> int:
-    """Return the step of the checkpoint from which the replay starts; 0: the run's start.
+    """Return the step of the checkpoint from which the replay starts; the value 0 is the run's
+    start.
 
     Raises RunError.
     """
@@ -194,7 +196,8 @@ def _copy(folder: Path, copy: Path, start: int, shards: range) -> Path:
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
     for row in read_step_rows(folder / "metrics.jsonl"):
-        # Later rows are cut off: they would tell the resumed run that the step is already finished.
+        # Later rows of the journal are cut off, because they would tell the resumed run that the
+        # step is already finished.
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
@@ -324,14 +327,14 @@ def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> l
     train_step(loop)
     found += columns_again(log, run.rollouts, range(start + 1, step + 1))
     found.append(metrics_again(folder, run.folder, start, step))
-    # Without a recorded checkpoint of this step, the repeated weights cannot be compared.
+    # If no checkpoint of this step was recorded, the repeated weights cannot be compared.
     if (folder / "checkpoints" / run.checkpoints.path(step).name).is_dir():
         run.save_checkpoint()
     return [*found, weights_again(folder, run.checkpoints.path(step))]
 
 
 def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
-    """Compute advantages from the log alone and compare the advantages with the recorded ones."""
+    """Compute advantages from the log alone, and compare them with the recorded advantages."""
     recorded, table = log.read(step), log.table(step)
     assert recorded is not None and table is not None
     columns = {name: table.column(name).combine_chunks() for name in LEARNED_COLUMNS}
@@ -370,7 +373,8 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
     """Compare two series of 32-bit floats bitwise."""
     if len(then) != len(now):
         return Again(name, len(then), len(then), f"{note}; {len(now)} values now")
-    # Bits are compared, because as numbers NaN is unequal to itself and 0.0 is equal to -0.0.
+    # Values are compared as bits, because as numbers NaN is unequal to itself and 0.0 is equal to
+    # -0.0.
     differ = then.view(np.int32) != now.view(np.int32)
     if differ.any():
         note += f"; by {np.nanmax(np.abs(then - now)):.3g} at most"
@@ -422,7 +426,7 @@ def _events_about(folder: Path, start: int, step: int) -> list[str]:
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {
-            # A replay uses the newest configuration, so changes after the step count, too.
+            # A replay uses the run's newest configuration, so changes after the step count, too.
             "config_changes": at >= start,
             # environment.json describes the first start, so machine changes before the step matter.
             "differences": at < step,

@@ -27,7 +27,8 @@ class Again:
 
     @property
     def outcome(self) -> str:
-        """The outcome: ``equal``, ``differs``, or ``not there`` if the run recorded no value."""
+        """The outcome of a comparison: ``equal``, ``differs``, or ``not there`` if the run recorded
+        no value."""
         return "differs" if self.differ else "equal" if self.count else "not there"
 
 
@@ -60,11 +61,11 @@ class FlippedVerdict:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Result of repeating a step. start: step of the checkpoint that the replay started from.
+    """Result of repeating a step. start: step of the checkpoint that the replay starts from.
 
-    again: the repeated computations. flips: changed verdicts. sources: diff of each verifier whose
-    hash changed. causes: differences of machine, versions and settings that may explain values that
-    differ.
+    again: the repeated computations. flips: changed verdicts. sources: source diff of each verifier
+    whose hash changed. causes: differences of machine, versions and settings that may explain
+    values that differ.
     """
 
     run: str
@@ -98,7 +99,8 @@ class ReplayResult:
             lines += [f"and {more} more: --json has them"] if more > 0 else []
         for verifier, changed in self.sources.items():
             lines += ["", f"=== what changed in {verifier} ===", changed]
-        # Each changed verdict has its own reason, so causes are listed only for other differences.
+        # Each changed verdict has its own reason, so causes are listed only for differences other
+        # than verdicts.
         if any(one.differ for one in self.again if one.name != "verdicts"):
             lines += ["", "=== what may explain it ===", *(self.causes or [UNEXPLAINED])]
         lines += ["", "all agrees" if self.agrees else "not all agrees"]

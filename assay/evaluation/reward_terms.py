@@ -24,7 +24,7 @@ from assay.session.assemble import choose_algorithm
 from assay.verify.expression import parse_expression, unpinned
 
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
-# Tolerance for a sum of single-precision values.
+# Tolerance for comparing a sum of single-precision values.
 CLOSE = 1e-6
 # A label has a negative weight as `name*-0.5`, which an expression writes as `-name*0.5`.
 _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
@@ -32,7 +32,7 @@ _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """Effect of one reward term. mean: mean of weight times value.
+    """Effect of one reward term. mean: mean of the term's weight times value.
 
     share: fraction of the reward's variance within groups that the term explains; the shares of all
     terms sum to 1. correlation: correlation of the advantages with and without the term. turned:
@@ -90,7 +90,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
     sums = [_contributions(row) for row in rows]
     kept = [(row, one) for row, one in zip(rows, sums, strict=True) if one is not None]
     names = [*dict.fromkeys(name for _, one in kept for name in one)]
-    # A single term is the whole reward, so its effect needs no measurement: raise an error.
+    # A single term is the whole reward, so its effect needs no measurement, and an error is raised.
     if len(names) < 2:
         found = f"{len(names)} term" if names else f"no judged completion of {len(rows)}"
         accepted = "completions with a reward of several terms, as math + think_format"

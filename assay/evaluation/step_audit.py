@@ -28,9 +28,9 @@ class Milestone:
     """Counts of audited passes (passed completions) near one training step, the milestone.
 
     step: the training step. steps: first and last training step of the audited passes. wrong:
-    number of passes with a reasoning step whose score is below the limit. no_steps: number of
-    passes in which the verifier found no reasoning steps. share, interval: share of wrong passes
-    among passes with step scores, with its 95 % interval.
+    number of passes that have a reasoning step with a score below the limit. no_steps: number of
+    passed completions in which the verifier found no reasoning steps. share, interval: share of
+    passes with a wrong step among passes with step scores, and its 95 % interval.
     """
 
     step: int
@@ -44,7 +44,7 @@ class Milestone:
 
     @property
     def not_judged(self) -> int:
-        """Number of passes whose reasoning steps were not judged."""
+        """Number of passed completions whose reasoning steps were not judged."""
         return self.passes - self.judged - self.no_steps
 
 
@@ -53,7 +53,7 @@ class StepAudit:
     """Result of a step audit at each milestone.
 
     below: limit of the step scores; a reasoning step with a lower score is wrong. reasons: number
-    of unjudged passes, by the reason in the verdict.
+    of unjudged passed completions, by the reason in the verdict.
     """
 
     verifier: str
@@ -69,7 +69,7 @@ class StepAudit:
         return found
 
     def lines(self) -> list[str]:
-        """Return the table and the reasons for *not judged*, as lines."""
+        """Return the table and the reasons for *not judged*, as lines of text."""
         head = f"steps of passes, by {self.verifier}; wrong is a score below {self.below:g}"
         rows = [("milestone", "steps", "passes", "not judged", "no steps", "a step is wrong")]
         rows += [
@@ -104,15 +104,16 @@ def audit_steps(
     seed: int = 0,
     how: JudgeOptions,
 ) -> tuple[StepAudit, list[Rejudged]]:
-    """Judge the reasoning steps of randomly drawn passes; return the audit and the wrong passes.
+    """Judge the reasoning steps of randomly drawn passes; return the audit and the passes with
+    wrong steps.
 
     verifier: a verifier whose verdicts have `step_scores`; it replaces verifiers that rows name,
     and judges each completion without its siblings. at: milestones (training steps); empty: the
     first, the middle and the last recorded step. passes: maximum number of passes per milestone,
-    one per problem, from the nearest training steps. how: see `rejudge`. Raises RunError for a
-    training step that was not recorded and for a verifier without step scores.
+    one per problem, taken from the nearest training steps. how: see `rejudge`. Raises RunError for
+    a training step that was not recorded and for a verifier without step scores.
     """
-    # Comparisons with NaN are false, so with a limit of NaN no step would ever be wrong.
+    # Comparisons with NaN are false, so a limit of NaN would make no step wrong.
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
@@ -182,8 +183,8 @@ def _draw(
 ) -> dict[int, list[tuple[int, str]]]:
     """Draw passed completions near each milestone, at most one per problem.
 
-    Returns pairs (training step, completion id) by milestone. Passed completions of the nearest
-    training steps come first.
+    Returns the drawn completions as pairs (training step, completion id), by milestone. Passed
+    completions of the training steps nearest to the milestone come first.
     """
     rows = load_run(folder).rollouts(columns=["step", "problem_id", "completion_id", "status"])
     steps = sorted({row["step"] for row in rows})
@@ -193,7 +194,7 @@ def _draw(
         accepted = f"a recorded step, {steps[0]} to {steps[-1]}"
         raise RunError(message("assay run audit --at", unknown[0], accepted))
     milestones = sorted({*at}) or sorted({steps[0], steps[(len(steps) - 1) // 2], steps[-1]})
-    # Each training step belongs to its nearest milestone: no completion is in two samples.
+    # Each training step belongs to its nearest milestone, so no completion is in two samples.
     near: dict[int, list[Any]] = defaultdict(list)
     for row in rows:
         if row["status"] == "passed":
@@ -202,10 +203,12 @@ def _draw(
     for milestone in milestones:
         # Each milestone has a random stream, so that adding a milestone changes no other sample.
         chance = random.Random(f"{seed} steps of {milestone}")
-        # Rows are shuffled before the stable sort: passes of one training step are in random order.
+        # The passes are shuffled before the stable sort, so that passes of one training step are in
+        # random order.
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))
-        # One pass per problem, because several passes of a problem often repeat the same mistakes.
+        # Only one pass per problem is audited, because several passes of a problem often repeat the
+        # same mistakes.
         first: dict[str, tuple[int, str]] = {}
         for row in mixed:
             first.setdefault(row["problem_id"], (row["step"], row["completion_id"]))

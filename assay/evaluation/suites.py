@@ -41,12 +41,14 @@ from assay.training.api import evaluate
 # Keys of a question in the published row formats (`assay.data.benchmark_rows`).
 _ASKED = ("question", "Question", "problem", "Problem", "prompt", "text")
 _IDS = {"id", "ID", "task_id", "unique_id", "question_id", "Record ID"}
-# Settings of a run that change samples or verdicts, apart from those that suites set.
-# The think mode, budget and effort of a run stay: they are how its model is meant to be used.
+# Settings of a run that change samples or verdicts, apart from the settings that suites set.
+# A run's think mode, budget and effort are kept, because they are how its model is meant to be
+# used.
 _OF_A_RUN = ("data.mixture", "sampling.top_k", "sampling.min_p", "verification.options")
-# Files of a model's folder that change its prompts. The weights are among the settings already.
+# Files in a model's folder that change the model's prompts.
+# The weights need no key of their own, because the settings contain them.
 _PROMPT_FILES = ("tokenizer*.json", "chat_template*", "special_tokens_map.json", "*.model")
-# Keys of `[data]` that change a prompt.
+# Keys in the section `[data]` that change a prompt.
 _SHOWN = ("template", "prompt_template", "system_prompt", "think", "verifier")
 # GSM8K's solutions contain calculator marks such as <<48/2=24>>. In worked examples they halved the
 # accuracy of a 0.5B model, which then wrote marks in place of the computation.
@@ -82,7 +84,8 @@ class PublishedSuite:
     @property
     def overrides(self) -> list[str]:
         """Return the configuration changes that replace the prompt settings of a model's run."""
-        # An empty value removes a key, so a run's own prompt and scoring change no benchmark.
+        # An empty value removes a key, so that the prompt and scoring of a model's run change no
+        # benchmark.
         pairs: dict[str, Any] = {
             **dict.fromkeys(_OF_A_RUN),
             "data.template": "base" if self.form == "base" else None,
@@ -99,7 +102,8 @@ class PublishedSuite:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """Result of one suite. facts: settings, row hash and weights that the accuracy depends on."""
+    """Result of one suite. facts: the settings, row hash and weights that the accuracy depends
+    on."""
 
     name: str
     accuracy: Mapping[str, Any]
@@ -133,7 +137,8 @@ class SuiteResults:
         for one in self.suites:
             found = one.accuracy
             rate = found["pass_at_1"]
-            # `share_words` reads the metric names of a run's evaluations.
+            # The keys become metric names of a run's evaluations, because `share_words` reads these
+            # names.
             row = {f"eval/{key}": value for key, value in found.items()}
             shown = "none judged" if rate is None else f"{rate:.1%}{share_words(row, '.1%')}"
             parts = [one.name, f"{found['num_problems']:,}", shown, f"{found['mean_tokens']:.0f}"]
@@ -152,7 +157,10 @@ def read_suites() -> dict[str, PublishedSuite]:
 
 
 def find_suites(names: Sequence[str]) -> list[PublishedSuite]:
-    """Return the named suites; a name may list several with commas. Raises ConfigError."""
+    """Return the named benchmark suites; a name may list several suites with commas.
+
+    Raises ConfigError.
+    """
     known = read_suites()
     asked = [one.strip() for name in names for one in name.split(",")]
     for name in asked:
@@ -182,12 +190,12 @@ def evaluate_suites(
         found = assay.evaluate_suites("Qwen/Qwen3-0.6B", ["gsm8k", "ifeval"], out="suites")
         found.suites[0].accuracy["pass_at_1"]
 
-    suites: names in `suites.toml`. num_samples, temperature, ``max_tokens``: None: the suite's
-    value. overrides: applied after those of the suite. folder: folder of ``NAME.jsonl`` files that
-    replace the hub. out: folder for completions and results; suites that it holds with equal
-    settings are not sampled again.
+    suites: names in `suites.toml`. num_samples, temperature, ``max_tokens``: with the value None,
+    the suite's own value applies. overrides: settings that are applied after those of the suite.
+    folder: folder of ``NAME.jsonl`` files that replace the hub. out: folder for completions and
+    results; suites that the folder holds with equal settings are not sampled again.
 
-    The other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
+    All other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
     """
     chosen = find_suites(suites)
     for one in chosen:
@@ -231,7 +239,8 @@ class _Asked:
         }
 
     def measure(self, folder: Path | None, quiet: bool) -> SuiteResult:
-        """Return the suite's result: of the folder, if it holds this one, else a new one."""
+        """Return the suite's result: the result in the folder if its settings are equal, else a new
+        result."""
         facts = json.loads(json.dumps(self.facts(), default=str))
         name = self.suite.name
         if folder is None:
@@ -239,7 +248,8 @@ class _Asked:
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / f"{name}.json"
         kept = read_json(place) or {}
-        # A verdict that is missing may have had a cause that is mended, so its suite is not kept.
+        # If verdicts are missing, the suite's result is not kept, because the cause may since have
+        # been removed.
         is_judged = (kept.get("accuracy") or {}).get("num_not_judged") == 0
         is_whole = kept.keys() == vars(self._result(facts, {})).keys()
         if is_judged and is_whole and kept.get("facts") == facts:
@@ -250,7 +260,7 @@ class _Asked:
         return result
 
     def facts(self) -> dict[str, Any]:
-        """Return everything that the accuracy depends on."""
+        """Return all settings and hashes that the accuracy depends on."""
         config = sampling_config(self.model, [self.suite.source], self.options)
         sampling = configuration.at_temperature(config.sampling, self.temperature)
         shown = config.data.model_dump(mode="json", include={*_SHOWN})
@@ -308,7 +318,7 @@ def _prompt_files(model: str) -> dict[str, str]:
     """Return a hash of each file of a model that changes its prompts, by file name."""
     folder = Path(checkpoint_of(model) or model)
     if not folder.is_dir():
-        # The revision of a model on the hub is among the settings.
+        # For a hub model, the settings already contain the model's revision.
         return {}
     found = sorted({path for pattern in _PROMPT_FILES for path in folder.glob(pattern)})
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
@@ -330,7 +340,7 @@ def _place(name: str, source: str, folder: Path | None) -> str:
 
 
 def _raw_rows(source: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a source as they are published."""
+    """Yield the rows of a source in their published form."""
     opened = open_source(source)
     for position, number, raw in opened.scan():
         found = opened.fetch(position) if raw is UNREAD else raw

@@ -53,14 +53,13 @@ class TurnController(Protocol):
 
     The generator calls a turn controller before the first token, after each sampled token, and
     after the last injected token. The controller's result may depend only on this completion, not
-    on other completions of the batch. Injected tokens never end a completion. A controller that
-    needs time, such as for a tool, returns a future. The completion pauses until the controller's
-    future has a result. A pause does not change the completion's tokens.
+    on other completions of the batch. In no case do injected tokens end a completion. A controller
+    that needs time, such as for a tool, returns a future. The completion pauses until the
+    controller's future has a result. Pausing does not change the completion's tokens.
     """
 
     def __call__(self, so_far: SoFar) -> InjectedTokens | Promise | None:
-        """Return the tokens to inject, a future of the tokens to inject, or None to continue
-        sampling."""
+        """Return the tokens to inject, a future of these tokens, or None to continue sampling."""
         ...
 
 
@@ -128,7 +127,10 @@ class Generator(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free the memory that only sampling needs. `generate` allocates the memory again."""
+        """Free the memory that is needed only for sampling.
+
+        `generate` allocates the memory again.
+        """
         ...
 
     def load_policy(self, weights: Weights) -> None:
@@ -162,7 +164,7 @@ class GeneratorWrapper:
         return self.generator.exact
 
     def sleep(self) -> None:
-        """Free the memory that only sampling needs."""
+        """Free the memory that is needed only for sampling."""
         self.generator.sleep()
 
     def load_policy(self, weights: Weights) -> None:

@@ -1,8 +1,9 @@
 """Decoding steps as captured CUDA graphs: one launch per step for any number of layers.
 
-A CUDA graph replays its kernels on the same memory addresses as in the capture. Therefore each step
-copies its inputs to fixed tensors, and a replay reads weights that were updated in place. When the
-key-value cache or the model moves to other memory, all graphs are dropped and captured again.
+A CUDA graph replays its kernels on the same memory addresses as in the capture. Each decoding step
+therefore copies its inputs to fixed tensors, and a replay reads weights that were updated in place.
+When the key-value cache or the model moves to other memory, all graphs are dropped and captured
+again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class CapturedForward(LeanForward):
         self._capture_again = capture or _recorded
         self._steps: dict[tuple[int, Extent], _Step] = {}
         # Shapes that were captured before.
-        # Capturing a shape again, after its first graph was dropped, needs no warm-up run.
+        # Capturing a shape again, after its first graph was dropped, needs no second warm-up run.
         self._known: set[tuple[int, Extent]] = set()
         self._memory: tuple[int, ...] = ()
 
@@ -77,7 +78,8 @@ class CapturedForward(LeanForward):
         step.tokens_S.copy_(tokens_S)
         step.positions_S.copy_(positions_S)
         step.replay()
-        # Copying the logits would take longer than many kernels of the step.
+        # The logits are not copied, because the copy would take longer than many kernels of the
+        # step.
         return step.logits_SV
 
     def _captured(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> _Step:
@@ -101,11 +103,12 @@ class CapturedSampling:
         self._draw = draw
         self._capture = capture or capture_graph
         self._last_address = 0
-        # Each tuple: logits (read in place), uniforms, replay function, sampled values.
+        # A captured graph is stored with its logits (read in place), uniforms, replay function and
+        # sampled values.
         self._graph: tuple[Tensor, Tensor, Callable[[], None], Tensor] | None = None
 
     def __call__(self, logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
-        """Return the sampled values in a tensor that the next call overwrites."""
+        """Return the sampled values in a tensor; the next call overwrites the tensor."""
         seen, self._last_address = self._last_address == logits_SV.data_ptr(), logits_SV.data_ptr()
         graph = self._graph
         if graph is None or graph[0].data_ptr() != logits_SV.data_ptr():
@@ -124,7 +127,7 @@ class Captures:
     graphs of one capturer share the memory for temporary tensors.
 
     Graphs that share memory must be replayed one after the other. Each graph has a result tensor of
-    its own. capture: function that captures, as in `CapturedForward`.
+    its own. capture: function that captures a graph, as in `CapturedForward`.
     """
 
     def __init__(self, capture: Capture | None = None) -> None:
@@ -139,15 +142,17 @@ class Captures:
         return _recorded(step, self._pool)
 
     def forget(self) -> None:
-        """Use a new memory pool for graphs that are captured after this call. The old memory pool
-        is freed with its last graph."""
+        """Use a new memory pool for graphs that are captured after this call.
+
+        When the last graph of the old memory pool is dropped, the pool is freed.
+        """
         self._pool = None
 
 
 def capture_graph(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Capture a step on the current CUDA device."""
-    # A capture rejects the first-use initialization of libraries such as cuBLAS.
-    # The step therefore runs once before the capture, on another stream.
+    # A graph capture rejects the first-use initialization of libraries such as cuBLAS.
+    # The decoding step therefore runs once before the capture, on another stream.
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

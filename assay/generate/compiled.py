@@ -100,7 +100,10 @@ class CompiledForward(LeanForward):
         return normed
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
+        """Return silu(gate) * up.
+
+        Each row of ``gate_up`` holds the gate projection, followed by the up projection.
+        """
         rows, both = gate_up.shape
         result = gate_up.new_empty(rows, both // 2)
         self._functions.silu_product(gate_up.data_ptr(), rows, both // 2, result.data_ptr())

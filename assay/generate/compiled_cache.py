@@ -25,7 +25,7 @@ class CompiledCache(KeyValues):
     def __init__(self, heads: Sequence[int], width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.own: list[tuple[Tensor, Tensor]] = []
-        # Capacity of each slot for its own tokens, which come after the shared prompt.
+        # Capacity of each slot for its own tokens, which follow the shared prompt.
         self.capacity = 0
         self.positions_S = self.prompt_length_S = torch.zeros(0, dtype=torch.int64)
         self._heads, self._width, self._dtype = tuple(heads), width, dtype
@@ -57,7 +57,8 @@ class CompiledCache(KeyValues):
         self.layout += 1
         num_blocks = self.capacity // LANES
         for heads in self._heads:
-            # Zeros, because masked elements enter a product, and 0 * nan is nan.
+            # The memory is filled with zeros, because masked elements enter a product, and 0 * nan
+            # is nan.
             keys = torch.zeros(num_slots, heads, num_blocks, self._width, LANES, dtype=self._dtype)
             values = torch.empty(num_slots, heads, self.capacity, self._width, dtype=self._dtype)
             self.own.append((keys, values))
@@ -92,7 +93,7 @@ class CompiledCache(KeyValues):
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
         self.num_slots = len(slots)
         self.layout += 1
-        # Copy one layer at a time, so that only one layer exists twice.
+        # Layers are copied one at a time, so that only one layer exists twice.
         for layer, pair in enumerate(self.own):
             keys, values = (tensor.index_select(0, slots) for tensor in pair)
             self.own[layer] = keys, values
@@ -101,7 +102,10 @@ class CompiledCache(KeyValues):
         self._held = [self._held[slot] for slot in slots.tolist()]
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Prepare for a step with one token per slot. An idle slot's position is arbitrary."""
+        """Prepare the cache for a step with one token per slot.
+
+        The position of an idle slot is arbitrary.
+        """
         # An idle slot has position 0 and an old prompt length, so its position is clamped.
         self.positions_S = torch.maximum(positions_S, self.prompt_length_S)
 

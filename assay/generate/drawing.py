@@ -28,10 +28,11 @@ def draw_on(device: torch.device, sampling: SamplingConfig, steady: bool) -> Dra
     def draw(logits_SV: Tensor, uniforms_S: Tensor) -> Tensor:
         sampled = sample(logits_SV, uniforms_S, sampling)
         # All results go into one tensor, because each copy to the host waits for the device.
-        # float64 represents token ids and float32 log-probabilities exactly.
+        # The tensor is float64, because float64 represents token ids and float32 log-probabilities
+        # exactly.
         return torch.stack([tensor.double() for tensor in sampled])
 
-    # A CUDA graph cannot read values on the host, as truncated sampling (top-k, top-p) does.
+    # Truncated sampling (top-k, top-p) reads values on the host, which a CUDA graph cannot do.
     steps = CapturedSampling(draw) if steady and not sampling.truncates else draw
     return lambda logits_SV, uniforms_S: _arrays(steps(logits_SV, uniforms_S).cpu().unbind())
 

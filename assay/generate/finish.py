@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from assay.errors import ModelError
 from assay.types import Completion, FinishReason, Floats, Prompt, ThinkFormat, Tokens
 
-# Number of tokens that are decoded in addition to those of the longest stop string.
+# Number of tokens that are decoded in addition to the tokens of the longest stop string.
 # The first decoded token may start within a character or lose its leading space.
 SLACK = 8
 
@@ -53,14 +53,14 @@ def num_think_tokens(
 ) -> int:
     """Return the number of tokens before the answer: the think block with its close tag.
 
-    If the completion is only reasoning (see `ThinkFormat.answer_span`), the result is the number of
-    all tokens. ``tokens[:end]`` are the tokens of ``text``.
+    If the completion is only reasoning (see `ThinkFormat.answer_span`), all tokens are counted.
+    ``tokens[:end]`` are the tokens of ``text``.
     """
     span = think.answer_span(text)
     if span is None:
         return len(tokens)
     before = text[: span[0]]
-    # Binary search keeps the number of tests small, because each test decodes a whole prefix.
+    # The binary search keeps the number of tests small, because each test decodes a whole prefix.
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2

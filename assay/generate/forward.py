@@ -36,21 +36,23 @@ from assay.model.family import STATIC_ROPES
 SLOT_ATTENTION = "assay_slots"
 ROW_MULTIPLES = (8, 16, 64)
 # Lower limit of a step's row count: idle rows are dropped only down to this number.
-# For fewer rows, matrix libraries select other kernels, which would change the bits.
+# For fewer rows than this, matrix libraries select other kernels, which would change the bits.
 LEAST_ROWS = 4
 # The probe's prompt is longer than a block of prompt reading and a block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-# Tokens of the probe after a load: a few suffice, because every weight affects every position.
+# Number of tokens that the probe after a load scores: a few suffice, because every weight affects
+# every position.
 LOAD_TOKENS = 16
 # Number of vocabulary entries whose log-probabilities a probe transfers and compares.
 PROBED_TOKENS = 256
-# Siblings share prompts if one block of keys and values, over all slots, has at least this size.
-# Smaller blocks stay in the CPU's cache even without sharing.
+# If one block of keys and values over all slots has at least this size, siblings share prompts.
+# Even without sharing, smaller blocks stay in the CPU's cache.
 SHARED_FROM_MIB = 64
-# Maximum error of a decoding path's log-probabilities in float32, over the whole vocabulary.
+# Maximum error of a decoding path's float32 log-probabilities, over the whole vocabulary.
 MAX_DIFFERENCE = 1e-3
-# Maximum mean and 99th percentile of this error in narrower types; rounding alone reaches half.
+# Maximum mean and 99th percentile of the log-probability error in types narrower than float32;
+# rounding alone reaches half.
 MEAN_DIFFERENCE, P99_DIFFERENCE = 0.15, 0.75
 
 
@@ -76,7 +78,7 @@ class Forward(Protocol):
         ...
 
     def end_call(self) -> None:
-        """Free the memory that is needed only during one call of `Engine.generate`."""
+        """Free the memory that only a call of `Engine.generate` needs."""
         ...
 
     def release(self) -> None:
@@ -97,10 +99,11 @@ class Forward(Protocol):
 
 
 class ModuleForward:
-    """Decoding with the module's own forward.
+    """A decoding path that calls the module's own forward.
 
     by_blocks: whether decoding uses batch-invariant attention, so that other rows cannot change a
-    result. The model's own attention, over gathered keys, lets other rows change the last bits.
+    result. The model's own attention is not used here, because over gathered keys it lets other
+    rows change the last bits.
     in_blocks: whether prompts are read in blocks, if the model permits blocks.
     """
 
@@ -109,21 +112,25 @@ class ModuleForward:
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
         self.by_blocks = by_blocks
-        # The forward of an adapter's wrapper accepts any argument, so the inner model is inspected.
+        # The inner model's forward is inspected, because the forward of an adapter's wrapper
+        # accepts any argument.
         inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
-        # Only the last logits are computed: 1,000 tokens of 150,000 logits would take 600 MB.
+        # Only the last logits are computed, because 1,000 tokens of 150,000 logits would take 600
+        # MB.
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
-        # Some rotary embeddings need the prompt's length, unknown in its first block.
+        # Some rotary embeddings need the prompt's length, which is unknown in the prompt's first
+        # block.
         ropes = {name for config in self._configs for name in _rope_types(config)}
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.reads_in_blocks = in_blocks and on_cpu and ropes <= STATIC_ROPES
 
     def refresh(self, num_rows: int) -> None:
-        """Do nothing: this path calls the live module, which always has the newest weights."""
+        """Do nothing, because this path calls the live module, which always has the newest
+        weights."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -211,7 +218,8 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attend one query per slot to the cache's blocks, with Transformers' attention interface.
 
-    query: [S, H, 1, D]. key, value: as returned by `SlotCache.write`. attention_mask: [S, 1, 1, K].
+    query: [S, H, 1, D]. key, value: tensors as returned by `SlotCache.write`. attention_mask: [S,
+        1, 1, K].
     """
     if kwargs.get("position_bias") is not None:
         raise NotImplementedError("attention with position_bias")
@@ -244,8 +252,8 @@ class Choice:
     row_counts: the number of slots padded to a multiple of ``row_multiple``, then smaller row
     counts that give the same bits, in descending order. independent: whether completions are
     bitwise independent of the rest of the batch. A mixture of experts is not independent, because
-    the routes of other completions determine the shapes of the products. reasons: error messages
-    of the faster paths that were rejected.
+    the routes of other completions determine the shapes of the products. reasons: error messages of
+    the faster decoding paths that were rejected.
     """
 
     forward: Forward
@@ -275,12 +283,12 @@ class Choice:
 def choose_forward(
     model: nn.Module, num_slots: int, context_length: int | None, kv_mib: float = math.inf
 ) -> Choice:
-    """Return the fastest correct decoding path. Raises ModelError if no path is correct.
+    """Return the fastest correct decoding path. Raises ModelError if no decoding path is correct.
 
     The prefill and the cached steps of a correct path reproduce a plain forward pass. The number of
     slots is padded until all rows give the same bits for the same input at every extent, because
-    some matrix products compute the last rows of an odd batch differently. The key-value cache of
-    this verification stays within ``kv_mib``.
+    some matrix products compute the last rows of an odd batch differently. The key-value cache that
+    the verification allocates stays within ``kv_mib``.
     """
     reasons: list[str] = []
     tokens_L = _probe_tokens(model, context_length, PROBE_PROMPT + PROBE_STEPS)
@@ -289,7 +297,7 @@ def choose_forward(
             logits_LV = model(input_ids=tokens_L[None], use_cache=False).logits[0]
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # third-party model code may raise anything
+    except Exception as error:  # Third-party model code may raise any exception.
         found = f"a forward pass that raises {_first_line(error)}"
         accepted = "a causal language model of Transformers"
         raise ModelError(message(type(model).__name__, found, accepted)) from error
@@ -300,7 +308,8 @@ def choose_forward(
                 logprobs, _ = _through_cache(forward, tokens_L, 1, kv_mib)
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 forward.release()
-                # This path computes each row alone, so even experts keep rows independent.
+                # Even a mixture of experts keeps rows independent here, because this path computes
+                # each row alone.
                 return Choice(forward, (num_slots,), 1, True, tuple(reasons))
             same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
@@ -316,13 +325,14 @@ def choose_forward(
                 counts += _fewer_rows(forward, tokens_L, num_rows, logprobs, kv_mib)
             forward.release()
             return Choice(forward, tuple(counts), multiple, independent, tuple(reasons))
-        # Out of memory is not a fault of the path: the caller's error names the settings to lower.
+        # Running out of memory is no fault of the decoding path, and the caller's error names the
+        # settings to lower.
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # third-party model code may raise any exception
+        except Exception as error:  # Third-party model code may raise any exception.
             reason = _first_line(error)
             reasons += [reason] if reason not in reasons else []
-    # The reported error is that of the last and most general path, the model's own cache.
+    # The reported error is the error of the last and most general path, the model's own cache.
     found = f"no cache that continues a prompt as a plain pass does ({reasons[-1]})"
     accepted = "a causal language model that `generate` of Transformers decodes with a cache"
     raise ModelError(message(type(model).__name__, found, accepted))
@@ -391,8 +401,8 @@ def _fewer_rows(
 ) -> Iterator[int]:
     """Yield half of ``num_rows``, a quarter and so on, as long as steps give the same bits.
 
-    On a GPU the caller skips this test: fewer rows save little time there, and each row count needs
-    a captured graph of its own.
+    On a GPU the caller skips the test of smaller row counts: fewer rows save little time there, and
+    each row count needs a captured graph of its own.
     """
     first_V = forward.prefill(tokens_L[: _num_prompt(tokens_L)])
     while num_rows % 2 == 0 and num_rows > LEAST_ROWS:

@@ -25,15 +25,16 @@ from assay.generate.products import Products
 from assay.generate.triton_decode import PADDED, SPLIT, Heads, Rows
 from assay.model.family import Decoder, Layer, NotLean
 
-# Prompts with more tokens are read without a graph, because the graph would occupy much memory.
+# Maximum number of prompt tokens for a graph; longer prompts are read without a graph, because
+# their graphs would occupy much memory.
 # For long prompts, kernels run longer than their launches take, so a graph would save no time.
 LONGEST_CAPTURED = 2048
 # Maximum number of captured prompt lengths in one call.
-# Prompts of further lengths are read without a graph.
+# Prompts of other lengths are read without a graph.
 MAX_PROMPT_GRAPHS = 8
 # Number of prompts of one length that a call reads before it captures a graph for the length.
-# A capture takes as long as reading several prompts, and its graph ends with the call.
-# For a rare length a capture would therefore not pay off.
+# A graph capture takes as long as reading several prompts, and the graph ends with the call.
+# A graph capture would therefore not pay off for a rare length.
 READ_BEFORE_CAPTURE = 2
 
 
@@ -71,7 +72,8 @@ class FusedForward(CapturedForward):
 
     @property
     def reads_in_blocks(self) -> bool:
-        """False: on a GPU, reading one block would take as long as reading a whole prompt."""
+        """The value is False, because on a GPU reading one block would take as long as reading a
+        whole prompt."""
         return False
 
     def refresh(self, num_rows: int) -> None:
@@ -112,13 +114,14 @@ class FusedForward(CapturedForward):
             graph.tokens_L[:length].copy_(tokens_L)
             graph.last_1.fill_(length - 1)
             graph.replay()
-            # The next replay overwrites the graph's tensors, so the results are copied.
+            # The results are copied, because the next replay overwrites the graph's tensors.
             prompt, logits_V = graph.prompt.clone(), graph.logits_V.clone()
         self.cache.keep_prompt(prompt, length)
         return logits_V
 
     def decode(self, tokens_S: Tensor, positions_S: Tensor, extent: Extent) -> Tensor:
-        # The upload comes before the captured step, which contains no copy from host memory.
+        # The upload comes before the captured step, because the captured step contains no copy from
+        # host memory.
         self.cache.upload()
         return super().decode(tokens_S, positions_S, extent)
 
@@ -180,7 +183,10 @@ class FusedForward(CapturedForward):
         return kernels.add_norm(hidden, added, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
+        """Return silu(gate) * up.
+
+        Each row of ``gate_up`` holds the gate projection, followed by the up projection.
+        """
         return kernels.gated(gate_up)
 
 

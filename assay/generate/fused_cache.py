@@ -17,10 +17,11 @@ from assay.generate.kv_cache import BLOCK, Extent, KeyValues, Room
 from assay.model.family import Decoder, NotLean
 
 # Attention is split into parts of `split` tokens, and a step's shape is its number of parts.
-# All steps with at most this many parts, of prompts and of own tokens each, have one shape.
-# A further shape needs another captured graph, but surplus parts cost little.
+# All steps with at most this many parts, counted separately for prompts and for own tokens, have
+# one shape.
+# Each additional shape needs another captured graph, but surplus parts cost little.
 LEAST_PARTS = 16
-# The next larger shape covers this many times the tokens of the previous shape.
+# Factor by which the next larger shape covers more tokens than the previous shape.
 GROWTH = 4
 
 
@@ -43,7 +44,7 @@ class FusedCache(KeyValues):
         self.extent = Extent(0, 0, 0)
         self._like, self._split, self._padding = like, split, padding
         self._own = like.new_empty(0)
-        # The current prompt and its length.
+        # The current prompt, and the number of its tokens.
         self._kept, self._length = like.new_empty(0), 0
         # References to each slot's prompt, which keep the prompt's memory alive for the kernels.
         self._held: list[Tensor | None] = []
@@ -129,7 +130,8 @@ class FusedCache(KeyValues):
         raise NotImplementedError("idle rows are not dropped on a GPU, where they cost little")
 
     def upload(self) -> None:
-        """Copy changed addresses and lengths of prompts to the device, where steps read them."""
+        """Copy changed addresses and lengths of prompts to the device, where decoding steps read
+        them."""
         if self._changed:
             self.table_2S.copy_(self._table_2S)
             self._changed = False

@@ -70,7 +70,7 @@ class KeyValues:
         return sum(store.numel() * store.element_size() for store in self._stores())
 
     def begin_prompt(self, known: int = 0) -> None:
-        """Start to record the next prompt.
+        """Start to record the keys and values of the next prompt.
 
         known: number of leading tokens that this prompt and the previous prompt have in common.
         """
@@ -107,11 +107,14 @@ class KeyValues:
         raise NotImplementedError
 
     def keep_slots(self, slots: Tensor, num_active: int) -> None:
-        """Keep only these slots, in this order. Slots from ``num_active`` on are idle."""
+        """Keep only the given slots, in the given order.
+
+        In the batch, slots from ``num_active`` on are idle.
+        """
         raise NotImplementedError
 
     def begin_step(self, positions_S: Tensor, extent: Extent) -> None:
-        """Prepare for a step with one token per slot. No position exceeds ``extent``."""
+        """Prepare the cache for a step with one token per slot. No position exceeds ``extent``."""
         raise NotImplementedError
 
     def release(self) -> None:
@@ -172,7 +175,8 @@ class SlotCache(KeyValues, Cache):
         self.layout += 1
         for layer, (keys, values) in self.prompt.items():
             heads = keys.shape[1]
-            # Zeros, because masked positions enter a product, and 0 * nan is nan.
+            # The memory is filled with zeros, because masked positions enter a product, and 0 * nan
+            # is nan.
             self._layers[layer] = (
                 keys.new_zeros(num_blocks, num_slots, heads, BLOCK, keys.shape[3]),
                 values.new_zeros(num_blocks, num_slots, heads, BLOCK, values.shape[3]),
@@ -197,7 +201,7 @@ class SlotCache(KeyValues, Cache):
         self._in_prompt, self._num_read = True, known
 
     def begin_block(self, num_read: int) -> None:
-        """Prepare for the block of the prompt after the first ``num_read`` tokens."""
+        """Prepare the cache for the block of the prompt after the first ``num_read`` tokens."""
         self._num_read = num_read
 
     def place(self, slots: Tensor) -> None:
@@ -243,7 +247,7 @@ class SlotCache(KeyValues, Cache):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store one token per slot, and return all blocks of the step's extent.
 
-        keys, values: [S * heads, D].
+        keys, values: tensors of shape [S * heads, D].
         """
         key_store, value_store = self._layers[layer]
         heads = key_store.shape[2]
@@ -259,7 +263,7 @@ class SlotCache(KeyValues, Cache):
     ) -> Tensor:
         """Store one token per slot (keys, values: [S * H, D]) and attend to all visible tokens.
 
-        query: [S * H, queries per head, D]. Returns the same shape.
+        query: tensor of shape [S * H, queries per head, D]. Returns the same shape.
         """
         stored = self.write(layer, keys, values)
         return attend(query, *stored, self.bias(stored[0].shape[2]), scale)
@@ -271,7 +275,7 @@ class SlotCache(KeyValues, Cache):
         row_SH = row_S[:, None] * heads + torch.arange(heads, device=device)
         return (row_SH * BLOCK + self._positions_S[:, None] % BLOCK).view(-1)
 
-    # Methods that a Hugging Face model calls on its cache.
+    # These methods are called by a Hugging Face model on its cache.
 
     def update(
         self,
@@ -322,10 +326,11 @@ def attend(
 ) -> Tensor:
     """Return softmax(scale * query keys^T + bias) values, computed block by block.
 
-    query: [S * heads, queries per head, D]; heads are key heads. keys, values: [num_blocks, S,
-    heads, BLOCK, D]. bias: from `blocked_bias`. softcap: scores become softcap * tanh(scores /
-    softcap) (Gemma 2, arXiv 2408.00118). sinks: an additional score of each query head, whose
-    weight applies to no value (gpt-oss). Returns [S * heads, queries per head, D of values].
+    query: tensor of shape [S * heads, queries per head, D]; heads are key heads. keys, values:
+    tensors of shape [num_blocks, S, heads, BLOCK, D]. bias: from `blocked_bias`. softcap: scores
+    become softcap * tanh(scores / softcap) (Gemma 2, arXiv 2408.00118). sinks: an additional score
+    of each query head, whose weight applies to no value (gpt-oss). Returns a tensor of shape [S *
+    heads, queries per head, D of values].
     """
     if softcap is None:
         scores = block_scores(query, keys, bias, scale)
@@ -359,8 +364,8 @@ def block_scores(query: Tensor, keys: Tensor, bias: Tensor, scale: float) -> Ten
 def block_sum(weights: Tensor, values: Tensor) -> Tensor:
     """Return the weighted sum of values, [rows, queries, D].
 
-    weights: [num_blocks, rows, queries, block]. The blocks' terms are added in order, so blocks of
-    zeros at the end do not change the result.
+    weights: [num_blocks, rows, queries, block]. The terms of the blocks are added in order, so
+    blocks of zeros at the end do not change the result.
     """
     num_blocks, num_rows, num_queries, size = weights.shape
     flat_values = values.reshape(num_blocks * num_rows, size, values.shape[-1])

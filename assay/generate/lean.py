@@ -40,7 +40,7 @@ class LeanForward:
 
     @property
     def reads_in_blocks(self) -> bool:
-        """Whether prompts are read in blocks."""
+        """Whether the decoder reads prompts in blocks."""
         # On a GPU, reading one block would take as long as reading a whole prompt.
         return self._decoder.embedding.device.type == "cpu"
 
@@ -86,7 +86,8 @@ class LeanForward:
         bounds = read_bounds(length, known) if self.reads_in_blocks else [(0, length)]
         parts = [self._embedded(tokens_L[first:end]) for first, end in bounds]
         added: list[Tensor | None] = [None] * len(parts)
-        # A layer processes all blocks of a prompt, so that its weights enter the CPU's cache once.
+        # A layer processes all blocks of a prompt before the next layer, so that its weights enter
+        # the CPU's cache once.
         for index, (layer, products) in enumerate(self._layers()):
             attend = self._prompt_attention(index, length)
             normed = [
@@ -145,7 +146,10 @@ class LeanForward:
         return _normalize(hidden, norm)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
+        """Return silu(gate) * up.
+
+        Each row of ``gate_up`` holds the gate projection, followed by the up projection.
+        """
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
 
@@ -220,14 +224,15 @@ class LeanForward:
         """Extend the tables of the module's rotary embedding to at least ``extent`` positions."""
         if extent <= len(self._cos_KD):
             return
-        # The size doubles, because each move of the tables invalidates all captured graphs.
+        # The size of the rotary tables doubles, because each move of the tables invalidates all
+        # captured graphs.
         size = max(2 * len(self._cos_KD), -(-extent // 256) * 256)
         self._cos_KD, self._sin_KD = self._decoder.rotations(size)
 
 
 def _normalize(hidden: Tensor, norm: Norm) -> Tensor:
     """Apply a root-mean-square norm to rows [n, D]."""
-    # The norm rounds where the modules round, so that bfloat16 results equal the learner's.
+    # The norm is rounded where the modules round, so that bfloat16 results equal the learner's.
     weight, epsilon = norm
     normed = F.rms_norm(hidden.float(), (weight.shape[0],), None, epsilon)
     return normed.to(hidden.dtype).mul_(weight)

@@ -15,14 +15,14 @@ UNTOLD_MIB = 8192.0
 
 
 def default_kv_mib(device: torch.device) -> float:
-    """Return a quarter of the device's memory, or of the container's limit."""
+    """Return a quarter of the device's memory, or a quarter of the container's memory limit."""
     # The limit depends on total memory, not on free memory, which may differ when a run resumes.
     own = None if device.type == "cpu" else device_memory_mib(device)
     return (own[1] if own else memory_mib() or UNTOLD_MIB) / 4
 
 
 def num_that_fit(cache: KeyValues, room: Room, num_slots: int, multiple: int, kv_mib: float) -> int:
-    """Return how many of ``num_slots`` fit in ``kv_mib`` together with the current prompt.
+    """Return how many of ``num_slots`` slots fit in ``kv_mib`` together with the current prompt.
 
     The result is a multiple of ``multiple``, or less than ``multiple`` if no more slots fit.
     """

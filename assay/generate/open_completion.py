@@ -59,7 +59,10 @@ class OpenCompletion:
 
     @property
     def draw(self) -> int:
-        """The index of the next random draw. The draw of a removed token is never repeated."""
+        """Index of the completion's next random draw.
+
+        The random draw of a removed token is never repeated.
+        """
         return len(self.tokens) + self.num_undone
 
     @property
@@ -122,8 +125,9 @@ class OpenCompletion:
             found = self.controller(self._so_far(ends))
         if found is None:
             return None
-        # A new request has a new seed.
-        # Whether a new request starts must therefore not depend on a tool's speed.
+        # A new request uses a new seed.
+        # Whether a new request starts must not depend on a tool's speed, because a new request has
+        # a new seed.
         self.needs_request = True
         if not isinstance(found, Future):
             return found

@@ -14,10 +14,10 @@ class OversamplingCutoff:
     """The oversampling cutoff: selects the ``enough`` groups whose longest completion is shortest.
 
     Length is counted in tokens. If all completions start at the same time, the selected groups
-    finish first. The selection depends only on the completions, not on slots, timings or placement.
-    Of groups with equal lengths, the earlier group of the call is selected. limit: maximum length
-    of a selected completion so far; a group with a longer completion can be canceled. tokens:
-    number of tokens sampled for groups that were not selected.
+    finish first. The cutoff's selection depends only on the completions, not on slots, timings or
+    placement. Of groups with equal lengths, the earlier group of the call is selected. limit:
+    maximum length of a selected completion so far; a group with a longer completion can be
+    canceled. tokens: number of tokens sampled for groups that were not selected.
     """
 
     enough: int

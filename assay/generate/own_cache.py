@@ -100,7 +100,8 @@ class OwnCacheForward:
             self._options["logits_to_keep"] = 1
 
     def refresh(self, num_rows: int) -> None:
-        """Do nothing: this path calls the live module, which always has the newest weights."""
+        """Do nothing, because this path calls the live module, which always has the newest
+        weights."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -119,7 +120,7 @@ class OwnCacheForward:
         found: dict[int, Tensor] = {}
         steps = zip(self.cache.rows, tokens_S.tolist(), positions_S.tolist(), strict=True)
         for slot, (row, token, position) in enumerate(steps):
-            # An idle slot has token 0 at position 0, for which the model is not called.
+            # An idle slot holds token 0 at position 0, and the model is not called for it.
             if row is not None and position >= len(row.prompt):
                 found[slot] = self._step(row, token, position - len(row.prompt))
         like = next(iter(found.values()))

@@ -1,11 +1,11 @@
 """The linear maps of a decoding step: live parameters, or packed or stacked copies.
 
-Adapters of live maps and of narrow types are computed separately. In packed float32 maps, the
-adapters are merged into the weights. On a CPU a step multiplies a few rows with every weight, and
-the library reorders the weight's memory for each product. Packing the weights once per generation
-(query, key and value as one map, gate and up as another) avoids this reordering. Packed copies are
-as large as the weights and do not see updates, so they are reused only while the weights are
-unchanged.
+Adapters of live maps, and adapters in narrow types, are computed separately. In packed float32
+maps, the adapters are merged into the weights. On a CPU a step multiplies a few rows with every
+weight, and the library reorders the weight's memory for each product. Packing the weights once per
+generation (query, key and value as one map, gate and up as another) avoids the reordering of each
+product. Packed copies are as large as the weights and do not see updates, so they are reused only
+while the weights are unchanged.
 
 On a GPU the maps with the same input are stacked once per generation, which halves the number of
 products of a step.
@@ -103,7 +103,10 @@ Product: TypeAlias = Live | Packed | Stacked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProducts:
-    """The linear maps of one layer. Linear maps that read the same input are combined."""
+    """The linear maps of one layer.
+
+    Linear maps that read the same input are combined to one map.
+    """
 
     query_key_value: Product
     output: Product
@@ -165,8 +168,8 @@ def _product(maps: Sequence[Map], adapters: Sequence[Adapter | None], packed_for
     if not packed_for:
         return Live(maps, adapters)
     if maps[0][0].element_size() < torch.float32.itemsize:
-        # Merging in a narrow type rounds small adapter changes away.
-        # For example, bfloat16 cannot represent a change of a weight of 1 by less than 0.004.
+        # In a narrow type, merging rounds small adapter changes away.
+        # In bfloat16, for example, a weight of 1 cannot change by less than 0.004.
         # With adapters merged in bfloat16, the sampled policy could equal the base model.
         return Packed(maps, packed_for, adapters)
     whole = [
@@ -224,9 +227,11 @@ def _maps(decoder: Decoder) -> tuple[Map, ...]:
 def fingerprint(decoder: Decoder) -> tuple[object, ...]:
     """Return a key that changes with any packed weight: address, shape and integer sum of each.
 
-    Computing the key reads all weights, about twenty times faster than packing the weights.
+    Computing the fingerprint reads all weights, which is about twenty times faster than packing the
+    weights.
     """
-    # Integer sums detect a change of one weight's last bit, which floating-point sums round away.
+    # The fingerprint uses integer sums, which detect a change of one weight's last bit;
+    # floating-point sums would round it away.
     parts = [part for one in _maps(decoder) for part in one if part is not None]
     adapters = [one for layer in decoder.layers for one in layer.adapters.values()]
     parts += [part for one in adapters for part in (one.down, one.up)]
@@ -235,7 +240,8 @@ def fingerprint(decoder: Decoder) -> tuple[object, ...]:
 
 def _mark(tensor: Tensor) -> object:
     if not tensor.is_contiguous():
-        # A new object equals no other object, so the maps are packed again.
+        # For such a tensor the key is a new object, which equals no other object, so the maps are
+        # packed again.
         return object()
     size = tensor.shape[-1] * tensor.element_size()
     kinds = (torch.int64, torch.int32, torch.int16, torch.int8)

@@ -19,7 +19,7 @@ from assay.types import Tokens
 
 # Tokens of one block.
 # The block size suits few-shot examples of a few hundred tokens, which prompts often share.
-# Smaller blocks would be slower, because the model reads all weights once per block.
+# Smaller blocks of a prompt would be slower, because the model reads all weights once per block.
 READ_BLOCK = 192
 # Minimum number of tokens of a prompt's last block, because short blocks are slow per token.
 LEAST_READ = 64

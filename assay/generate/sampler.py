@@ -17,7 +17,8 @@ from torch import Tensor
 
 from assay.config import SamplingConfig
 
-# Tokens per section: the CDF of the vocabulary is searched first by section, then within a section.
+# Number of tokens per section: the CDF of the vocabulary is searched first by section, then within
+# a section.
 SECTION = 128
 # Number of logits that are processed together, so that they stay in a CPU's cache.
 CACHED_LOGITS = 2**20
@@ -60,10 +61,10 @@ def sample(
     """Return (tokens_S, behavior_logprobs_S, model_logprobs_S).
 
     Behavior log-probabilities include temperature and truncation, model log-probabilities neither.
-    Greedy sampling (temperature 0) has a point mass, so its behavior log-probability is 0.
+    Greedy sampling (temperature 0) is deterministic, so its behavior log-probability is 0.
     """
     num_rows = len(logits_SV)
-    # Processing few rows at a time keeps their logits in the CPU's cache.
+    # Only a few rows are processed at a time, so that their logits stay in the CPU's cache.
     if logits_SV.device.type == "cpu":
         num_rows = max(CACHED_LOGITS // logits_SV.shape[-1], 1)
     parts = [
@@ -123,9 +124,9 @@ def invert_cdf(probs_SV: Tensor, uniforms_S: Tensor) -> Tensor:
     """Return for each row the first token at which the CDF exceeds the row's uniform number.
 
     The vocabulary is divided into sections: the search finds the section first, and then the token
-    within the section. So only one section's probabilities are accumulated token by token.
-    Cumulative sums are in float64, so that no token's mass is lost to rounding. A token of
-    probability 0 is never returned.
+    within the section. Only one section's probabilities are therefore accumulated token by token.
+    Cumulative sums are in float64, so that no token's mass is lost to rounding. The sampler never
+    returns a token of probability 0.
     """
     num_rows, num_tokens = probs_SV.shape
     num_sections = -(-num_tokens // SECTION)

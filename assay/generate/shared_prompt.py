@@ -35,14 +35,14 @@ from assay.model.transfer import on_device
 
 PROMPT_BLOCK = 128
 SIBLINGS = 8
-# Number of prompt rows that are added when no row is free.
-# Every step computes all rows, also free rows, so rows are added only when needed.
+# Number of prompt rows that are added if no row is free.
+# Every step computes all rows, even free rows, so rows are added only when needed.
 ROWS_AT_ONCE = 8
 
 
 @dataclass(eq=False)
 class _Row:
-    """A row: one copy of a prompt, with places for `SIBLINGS` slots (None: a vacant place)."""
+    """A row: one copy of a prompt, with places for `SIBLINGS` slots (None marks a vacant place)."""
 
     prompt_number: int = -1
     length: int = 1
@@ -50,7 +50,7 @@ class _Row:
 
     @property
     def vacant(self) -> bool:
-        """Whether no slot uses the row."""
+        """Whether no slot uses this copy of the prompt."""
         return all(slot is None for slot in self.slots)
 
 
@@ -166,7 +166,7 @@ class SharedPromptCache(KeyValues):
     ) -> Tensor:
         """Store one token per slot (keys, values: [S * H, D]) and attend to all visible tokens.
 
-        query: [S * H, queries per head, D]. Returns the same shape.
+        query: tensor of shape [S * H, queries per head, D]. Returns the same shape.
         """
         own_keys, own_values = self._own.write(layer, keys, values)
         prompt_keys, prompt_values = self._prompts[layer]
@@ -175,7 +175,7 @@ class SharedPromptCache(KeyValues):
         together = query.index_select(0, self._slot_of_place).view(
             -1, SIBLINGS * num_queries, width
         )
-        # [blocks, N * H, SIBLINGS * queries, PROMPT_BLOCK], including vacant places
+        # The shape is [blocks, N * H, SIBLINGS * queries, PROMPT_BLOCK], including vacant places.
         prompt = block_scores(together, prompt_keys[: self._num_prompt], self._prompt_bias, scale)
         prompt = prompt.view(self._num_prompt, -1, num_queries * PROMPT_BLOCK)
         prompt = prompt.index_select(1, self._place_of_slot)
@@ -196,7 +196,8 @@ class SharedPromptCache(KeyValues):
         if not self._rows:
             num_blocks = num_blocks_of(self._capacity.prompt, PROMPT_BLOCK)
             sizes = (num_blocks, num_rows, self._heads, PROMPT_BLOCK)
-            # Zeros, because masked positions enter a product, and 0 * nan is nan.
+            # The memory is filled with zeros, because masked positions enter a product, and 0 * nan
+            # is nan.
             self._prompts = [
                 (k.new_zeros(*sizes, k.shape[3]), v.new_zeros(*sizes, v.shape[3]))
                 for k, v in self.prompt.values()

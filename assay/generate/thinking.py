@@ -1,9 +1,9 @@
 """Control of thinking length: a budget that ends thinking, and a minimum length of thinking.
 
-Both limits are implemented as a turn controller (`assay.generate.base.TurnController`). At the
-budget a text that ends thinking is injected, and the answer follows. If the policy closes the think
-block too early, the close tag is replaced by a text that continues thinking (budget forcing,
-Muennighoff et al. 2025, arXiv:2501.19393, section 3.2).
+The thinking budget and the minimum are implemented as a turn controller
+(`assay.generate.base.TurnController`). At the budget a text that ends thinking is injected, and the
+answer follows. If the policy closes the think block too early, the close tag is replaced by a text
+that continues thinking (budget forcing, Muennighoff et al. 2025, arXiv:2501.19393, section 3.2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
 # Maximum length in bytes of a think tag that `assay.think` recognizes by default.
-# A tag has at most as many tokens as bytes.
+# A think tag has at most as many tokens as bytes.
 LONGEST_TAG = 40
 
 
@@ -117,7 +117,8 @@ class ThinkController:
         elif was_inside:
             self._num_thinking += so_far.newest is not None
         elif self._inside:
-            # The policy has opened a block. The open tag counts as thinking.
+            # At this point the policy has opened a think block.
+            # The open tag counts as a thinking token.
             self._num_thinking += so_far.num_tokens - self._before(so_far, tag_start)
         if was_inside and (so_far.ends or not self._inside) and self._num_more < control.max_more:
             kept = so_far.num_tokens - 1 if self._inside else self._before(so_far, tag_start)
@@ -143,7 +144,8 @@ class ThinkController:
         tokens = so_far.read()
         if not so_far.injected:
             tail = control.text_of(tokens[-control.longest_tag :])
-            # Most tokens that may end a tag do not end one, and decoding the whole text is slow.
+            # Most tokens that may end a think tag do not end one, and decoding the whole text is
+            # slow.
             if control.think.open_block(tail)[1] == (0, 0):
                 return 0
         self._inside, (start, _) = control.think.open_block(control.text_of(tokens))

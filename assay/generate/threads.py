@@ -24,13 +24,13 @@ from assay.host.files import read_facts, state_folder, write_atomic
 from assay.host.machine import processor
 
 FILE = "decoding.json"
-# A timed step attends to these numbers of prompt tokens and completion tokens.
+# Numbers of prompt tokens and of completion tokens to which a timed step attends.
 PROMPT, OWN = 16, 48
 # Number of timed steps per thread count.
-# Timed steps with one thread and with all threads alternate.
+# Timed decoding steps alternate between one thread and all threads.
 # Only the fastest step counts, because other processes may have disturbed the other steps.
 ROUNDS = 8
-# One thread is chosen if its time is below this share of the time with all threads.
+# One thread is chosen if its step time is below this share of the step time with all threads.
 CLEARLY = 0.9
 
 
@@ -51,7 +51,8 @@ def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
     """Return 1 or all threads, whichever decodes ``num_rows`` rows faster on this machine.
 
     The result is cached for the user by processor, versions, threads and sizes, so that the same
-    run decides the same way next time. Returns all threads if the cache cannot be written.
+    run decides the same way next time. Returns the number of all threads if the cache cannot be
+    written.
     """
     threads = torch.get_num_threads()
     if threads == 1:
@@ -63,13 +64,13 @@ def fastest_threads(model: nn.Module, forward: Forward, num_rows: int) -> int:
         known = _read(path)
         if key not in known:
             milliseconds = time_steps(forward, num_rows, (threads, 1))
-            # The margin keeps the decision stable under measurement noise.
+            # A margin keeps the decision stable under measurement noise.
             is_one = milliseconds[1] < CLEARLY * milliseconds[threads]
             known[key] = {"threads": 1 if is_one else threads, "milliseconds": milliseconds}
             write_atomic(path, json.dumps(known, indent=1).encode())
         return min(int(known[key]["threads"]), threads)
     except (OSError, RuntimeError):
-        # The cache cannot be written, because the home folder is missing or read-only.
+        # If the home folder is missing or read-only, the cache cannot be written.
         return threads
 
 
@@ -92,7 +93,7 @@ def time_steps(forward: Forward, num_rows: int, numbers: tuple[int, ...]) -> Map
     tokens_S = torch.zeros(num_rows, dtype=torch.int64)
     positions_S = torch.full_like(tokens_S, PROMPT + OWN - 1)
     found = dict.fromkeys(numbers, float("inf"))
-    # The first round of steps is a warm-up and is not counted.
+    # The first round of timed steps is a warm-up and is not counted.
     for turn in range(1 + ROUNDS):
         for number in numbers:
             with on_threads(number):

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 Norm = tuple[Tensor, float]
 
-# Tokens of one part of an attention sum.
-# Parts of an attention sum run in parallel, and their results are combined in a fixed order.
-# A part of two tiles has a low latency.
-# With smaller parts, the partial sums would have more bytes than the keys and values.
+# Number of tokens in one part of an attention sum.
+# The parts of an attention sum run in parallel, and their results are combined in a fixed order.
+# A part of two tiles keeps the latency of the attention sum low.
+# Smaller parts are not used, because their partial sums would have more bytes than the keys and
+# values.
 SPLIT = 128
 # Tokens of one tile: the tokens of one matrix product inside a part.
 TILE = 64
 # Prompts are stored with a length that is a multiple of this number of tokens.
 PADDED = 64
-# Minimum number of rows of a tensor core's product, and minimum width of its inner axis.
+# Minimum number of rows of a tensor core's matrix product, and minimum width of its inner axis.
 LEAST = 16
-# Elements of one program of an elementwise kernel.
+# Number of elements that one program of an elementwise kernel processes.
 CHUNK = 1024
 
 
@@ -191,7 +192,8 @@ def _attend_part(
         # Without "ieee", Triton would multiply float32 numbers with the precision of TF32.
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        # The first tile contains a visible token, so `higher` is never minus infinity.
+        # The maximum `higher` is never minus infinity, because the first tile contains a visible
+        # token.
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         factor = tl.exp(top - higher)
@@ -235,8 +237,8 @@ def attend_kernel(
 
     The first ``prompt_splits`` parts cover the prompt, all other parts the slot's own tokens.
     A program whose part lies beyond the slot's tokens returns at once. prompts: address of each
-    slot's prompt, [layers, 2, HEADS, length in multiples of PADDED, WIDTH]. keys, values: [slots,
-    HEADS, capacity, WIDTH].
+    slot's prompt, [layers, 2, HEADS, length in multiples of PADDED, WIDTH]. keys, values: tensors
+    of shape [slots, HEADS, capacity, WIDTH].
     """
     at = tl.program_id(0)
     split = tl.program_id(1)
@@ -247,7 +249,8 @@ def attend_kernel(
     row = fused + slot.to(tl.int64) * (HEADS * (QUERIES + 2) * WIDTH)
     spots = ((at % HEADS) * QUERIES + number)[:, None] * WIDTH + column[None, :]
     length = (tl.load(positions + slot) + 1).to(tl.int32)
-    # Clamped, because an idle slot is at position 0 but still has the length of a stale prompt.
+    # The position is clamped, because an idle slot is at position 0 but still has the length of a
+    # stale prompt.
     prompt = tl.minimum(tl.load(prompt_lengths + slot).to(tl.int32), length - 1)
     part = at.to(tl.int64) * num_splits + split
     sums += part * (QUERIES * WIDTH)
@@ -287,8 +290,8 @@ def combine_kernel(
     WIDTH_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Combine the partial sums of one query head in a fixed order: parts of the prompt come
-    first."""
+    """Combine the partial sums of one query head in a fixed order, starting with the parts of the
+    prompt."""
     at = tl.program_id(0)
     query = tl.program_id(1)
     slot = at // HEADS
@@ -340,7 +343,10 @@ def add_norm(hidden: Tensor, added: Tensor | None, norm: Norm) -> Tensor:
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up. Each row of ``gate_up`` holds gate, then up."""
+    """Return silu(gate) * up.
+
+    Each row of ``gate_up`` holds the gate projection, followed by the up projection.
+    """
     rows, width = len(gate_up), gate_up.shape[1] // 2
     result = gate_up.new_empty(rows, width)
     grid = (rows, -(-width // CHUNK))

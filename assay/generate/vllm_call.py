@@ -35,8 +35,10 @@ class VllmClient:
         self.vllm, self.engine = vllm, engine
 
     def add(self, name: str, tokens: Sequence[int], **params: Any) -> None:
-        """Request a continuation of these tokens. The outputs that `step` returns carry the
-        request's name."""
+        """Request a continuation of the given tokens from vLLM.
+
+        The outputs that `step` returns carry the request's name.
+        """
         prompt = self.vllm.TokensPrompt(prompt_token_ids=[*tokens])
         self.ask(self.engine.add_request, name, prompt, self.vllm.SamplingParams(**params))
 
@@ -50,12 +52,14 @@ class VllmClient:
         return self.engine.has_unfinished_requests()
 
     def abort(self, names: Sequence[str]) -> None:
-        """Stop requests. No check is needed: vLLM ignores an abort of a request that has already
-        ended."""
+        """Stop requests.
+
+        Aborting needs no check, because vLLM ignores an abort of a request that has already ended.
+        """
         self.ask(self.engine.abort_request, [*names])
 
     def output_kind(self, streams: bool) -> Any:
-        """Return vLLM's output kind: after each token, or once at the end."""
+        """Return vLLM's output kind: output after each token, or once at the end."""
         kinds = self.vllm.sampling_params.RequestOutputKind
         return kinds.DELTA if streams else kinds.FINAL_ONLY
 
@@ -85,7 +89,7 @@ class VllmCall:
     name: str
     streams: bool = False
     log: CompletionLog | None = None
-    # Requests in progress by name, and paused completions.
+    # Requests in progress, keyed by name, and paused completions.
     _asked: dict[str, OpenCompletion] = field(default_factory=dict[str, OpenCompletion])
     _paused: list[OpenCompletion] = field(default_factory=list[OpenCompletion])
     _ended: list[Group] = field(default_factory=list[Group])
@@ -128,7 +132,8 @@ class VllmCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether completions are unfinished, or finished groups wait for the next `step`."""
+        """Whether there are unfinished completions, or finished groups that wait for the next
+        `step`."""
         return bool(self._asked or self._paused or self._ended)
 
     def step(self) -> list[Group]:
@@ -182,7 +187,7 @@ class VllmCall:
         stops = over and isinstance(new.stop_reason, str)
         last = len(new.token_ids) - 1
         for place, (token, by_token) in enumerate(zip(new.token_ids, new.logprobs, strict=True)):
-            # The most likely token is certain under greedy sampling: log-probability 0.
+            # Under greedy sampling the most likely token is certain, so its log-probability is 0.
             logprob = by_token[token].logprob if self.sampling.temperature else 0.0
             self.stats.tokens += 1
             one.add(token, logprob, stops and place == last)
@@ -232,7 +237,7 @@ class VllmCall:
             "include_stop_str_in_output": True,
             # A stop string may match the text of special tokens, as in the engine.
             "skip_special_tokens": False,
-            # `stop_token_ids` has all end tokens, so vLLM's own list is ignored.
+            # vLLM's own list of end tokens is ignored, because `stop_token_ids` has all end tokens.
             "ignore_eos": True,
             "stop_token_ids": list(self.eos_ids) or None,
             "logprobs": 0,
@@ -278,6 +283,7 @@ class VllmCall:
 
 def _longest(one: OpenCompletion) -> int:
     """Return the length of the longest completion in the group of an open completion."""
-    # An open completion that is not paused will have at least one token more, so this token counts.
+    # An open completion that is not paused will have at least one more token, so this token is
+    # counted.
     coming = len(one.tokens) + (one.promise is None)
     return max([coming, *(len(each.tokens) for each in one.group.done.values())])

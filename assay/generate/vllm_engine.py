@@ -84,7 +84,7 @@ class ModelFacts:
         )
 
     def write(self, folder: Path) -> None:
-        """Write the files to a folder."""
+        """Write the model's configuration and tokenizer files to a folder."""
         for name, content in self.files.items():
             (folder / name).write_bytes(content)
 
@@ -92,8 +92,9 @@ class ModelFacts:
 class VllmEngine:
     """Samples with vLLM from weights that are loaded in place; implements the generator protocol.
 
-    Not exact: vLLM's products round differently and depend on the other completions of a batch, so
-    importance weights are applied to tokens. as_sent: converts weights to those of a plain model.
+    The generator is not exact: vLLM's products round differently and depend on the other
+    completions of a batch, so importance weights are applied to tokens. as_sent: converts weights
+    to those of a plain model.
     expected: returns the expected result of `probe`; None: the caller compares the probe. marks:
     environment variables that identify vLLM's processes, which then end if this process is killed;
     None: vLLM runs inside this process. watch, make_controller, log: see `Engine`.
@@ -131,7 +132,7 @@ class VllmEngine:
             facts.write(Path(name))
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             # The resource tracker frees the shared memory of vLLM's processes after a kill.
-            # The tracker gets no marks, so a kill of the marked processes spares it.
+            # The resource tracker gets no marks, so a kill of the marked processes spares it.
             resource_tracker.ensure_running()
             with _environment(_surroundings(facts, threads, marks)):
                 self._engine = self._start(name, settings)
@@ -149,7 +150,7 @@ class VllmEngine:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
             (said,) = self._client.ask(self._engine.collective_rpc, "assay_load", args=arguments)
-            # The prefix cache is cleared, because its keys and values belong to the old weights.
+            # vLLM's prefix cache is cleared, because its keys and values belong to the old weights.
             self._engine.reset_prefix_cache()
             self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
@@ -166,7 +167,7 @@ class VllmEngine:
                 raise WorkerDied(f"vLLM is stale: on fixed tokens, {error}") from error
 
     def fingerprint(self) -> str:
-        """Return the hash that vLLM's process computed of the weights that it read."""
+        """Return the hash that vLLM's process has computed over the weights that it read."""
         return self._held
 
     def probe(self) -> Floats:
@@ -177,7 +178,8 @@ class VllmEngine:
         asked = {
             f"{end}/{n}": (tokens[: len(tokens) - end], part)
             # vLLM returns log-probabilities of chosen ids only for the next token.
-            # The probe therefore needs one request for each of its last positions.
+            # The probe needs one request for each of its last positions, because vLLM returns
+            # log-probabilities of chosen ids only for the next token.
             for end in (2, 1, 0)
             for n, part in enumerate(parts)
         }
@@ -302,10 +304,10 @@ class VllmEngine:
                 )
             )
         except ValueError as error:
-            # vLLM raises ValueError for its settings, before it starts a process.
+            # For invalid settings, vLLM raises ValueError before it starts a process.
             found = f"settings that vLLM rejects ({' '.join(str(error).split())[:300]})"
             raise ModelError(message("model.path", found, "a model that vLLM can load")) from error
-        except Exception as error:  # vLLM's processes may fail for any reason
+        except Exception as error:  # vLLM's processes may fail for any reason.
             raise WorkerDied(f"vLLM does not start: {cause(error)[:300]}") from error
 
     def admit(self, position: int, problem: Problem, sampling: SamplingConfig) -> Waiting:
@@ -344,7 +346,8 @@ def _surroundings(
     wanted = {
         # vLLM would bind its threads to cores that the learner and verifiers use too.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # A fork copies the CUDA context, which cannot be used in the child.
+        # Processes are not forked, because a fork copies the CUDA context, which cannot be used in
+        # the child.
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
     # Sockets are in the folder of the marks, which is deleted after a kill of vLLM's processes.
@@ -355,14 +358,14 @@ def _surroundings(
         **sockets,
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(marks is not None)),
         "OMP_NUM_THREADS": str(threads),
-        # On a CPU, compilation would take longer than the time that it saves.
+        # Compilation is off on a CPU, because it would take longer than the time that it saves.
         "TORCHDYNAMO_DISABLE": str(int(on_cpu)),
     }
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that the ``with`` block starts."""
+    """Set environment variables for processes that are started in the ``with`` block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -21,16 +21,16 @@ Place = tuple[str, str, list[int], int, int]
 
 
 class SharedMemory:
-    """Memory that another process on this machine opens by its `path`."""
+    """Shared memory that another process on this machine opens by its `path`."""
 
     def __init__(self) -> None:
-        # A memfd, because a killed process leaves no file of it behind.
+        # The memory is a memfd, because a killed process leaves no file of a memfd behind.
         self._file = os.memfd_create("assay-weights")
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     @property
     def path(self) -> str:
-        """The path by which another process of the same user opens the memory."""
+        """Path by which another process of the same user opens the shared memory."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def write(self, tensors: Mapping[str, Tensor]) -> list[Place]:
@@ -42,7 +42,8 @@ class SharedMemory:
             size = tensor.numel() * tensor.element_size()
             key = memory_of(tensor)
             if key not in begins:
-                # A view of bytes as another dtype needs an aligned start.
+                # The location is aligned, because a view of bytes as another dtype needs an aligned
+                # start.
                 begins[key], end = end, end + -(-size // 64) * 64
             kind = str(tensor.dtype).removeprefix("torch.")
             places.append((name, kind, list(tensor.shape), begins[key], size))

@@ -28,7 +28,7 @@ AROUND = 4
 
 @dataclass(frozen=True)
 class CheckLine:
-    """Result of a check. line: text of the finding, with the token in question and the remedy."""
+    """Result of a check. line: text of the finding, with the token concerned and the remedy."""
 
     name: str
     status: Status
@@ -41,12 +41,12 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class Laid:
-    """The token rows of the conversation, as input of the checks.
+    """The token rows of the conversation that the checks read.
 
     rl: one row of the whole conversation for each key of `TemplateConversation.modes`: True for
     replies with reasoning, False for replies without. sft: rows of the first question and its
-    answer, with the same keys as rl. served_ids: end tokens of a model server, from the model's
-    configuration; None: not configured.
+    answer, keyed like rl. served_ids: end tokens of a model server, from the model's configuration;
+    None: not configured.
     """
 
     conversation: TemplateConversation
@@ -56,17 +56,19 @@ class Laid:
 
     @property
     def rows(self) -> list[TokenRow]:
-        """All token rows: first those of RL, then those of SFT."""
+        """All token rows: the RL rows, followed by the SFT rows."""
         return [*self.rl.values(), *self.sft.values()]
 
     @property
     def shown(self) -> list[TokenRow]:
-        """The rows to display: the rows with reasoning if there are any, else the rows without."""
+        """Return the rows to display: the rows with reasoning if there are any, else the rows
+        without reasoning."""
         return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
 
     @property
     def end_id(self) -> int | None:
-        """Id of the end token that training appends to a reply; None if no token is appended."""
+        """Id of the end token that training appends to a reply; None if training appends no
+        token."""
         return self.conversation.renderer.end_id
 
     @property
@@ -75,7 +77,7 @@ class Laid:
         return self.show([] if self.end_id is None else [self.end_id])
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text."""
+        """Return the token ids of a rendered text."""
         tokenizer = self.conversation.tokenizer
         return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
 
@@ -91,9 +93,9 @@ class Laid:
         return start + found, rest
 
     def finished(self, thinks: bool) -> list[int]:
-        """Return the template's tokens of the chat up to the end token of the first answer."""
+        """Return the template's tokens of a chat up to the end token of the first answer."""
         text, rest = self.answered(thinks)
-        # Training ends a reply at its end token, so the comparison ends there, too.
+        # In training, a reply ends at its end token, so the comparison ends there, too.
         # Some templates write a line break or an end-of-text token after the end token.
         before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
         return self.encode(text + before + end if end else text)
@@ -176,7 +178,8 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
         is_rl = row.name.startswith("rl")
         written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
         if is_rl and (RESULT not in given or EXPRESSION not in said):
-            # A call without a result is no error here, because another check reports the call.
+            # A tool call without a result is no error in this check, because another check reports
+            # the call.
             continue
         asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
         for text, held, what in (
@@ -210,7 +213,8 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
     lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
         prompt[len(prompt.rstrip()) :]
     )
-    # A template's empty think block before a reply is ignored: the check `reply` reports it.
+    # A template's empty think block before a reply is ignored here, because the check `reply`
+    # reports it.
     if re.sub(empty, "", lead).strip():
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
@@ -227,7 +231,8 @@ def _reply(laid: Laid) -> Iterator[CheckLine]:
         name = "thinking of a reply" if thinks else "reply"
         text, _ = laid.answered(thinks)
         theirs = laid.finished(thinks)
-        # Some templates write no end token: there the first token of the next turn ends a reply.
+        # Some chat templates write no end token; the first token of the next turn then ends a
+        # reply.
         ours = row.ids if laid.answered(thinks)[1].strip() else row.ids[: len(theirs)]
         found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
@@ -294,7 +299,8 @@ def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Statu
     """Check the turns of a template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
-    # Only an environment puts user messages between turns; without one, the drop does no harm.
+    # Only an environment puts user messages between turns, so dropping user messages does no harm
+    # without an environment.
     has_environment = conversation.config.tools.environment is not None
     if has_environment if broken.behind_user else conversation.reasons:
         remedy = "use a template that keeps it, or data.think = 'empty'"
@@ -310,7 +316,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
     messages = conversation.messages(thinks)
     places = [n for _, n in conversation.replies() if n > len(conversation.asked)]
     ends = row.ends("injected")[-len(places) :]
-    # The text of a think block that `data.think`, not the template, appends to every prompt.
+    # Text of a think block that `data.think`, not the template, appends to every prompt.
     block = conversation.prompt.text[len(conversation.text(conversation.asked, True)) :]
     for number, (place, end) in enumerate(zip(places, ends, strict=True), 2):
         behind_user = messages[place - 1]["role"] == "user"
@@ -326,7 +332,8 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
                 re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
                 for one in (laid.show(row.ids[:end]), text)
             )
-            # White space is removed: templates put different line breaks around think blocks.
+            # White space is ignored in the comparison, because templates put different line breaks
+            # around think blocks.
             ours, theirs = ("".join(one.split()) for one in texts)
             return _Broken(number, found, behind_user, by_thinking=ours == theirs)
     return None

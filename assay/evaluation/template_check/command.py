@@ -107,21 +107,24 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 
 
 def _described(source: ModelSource) -> Any:
-    """Return the model's and the generation configuration; None if loading one fails."""
+    """Return the model's configuration and its generation configuration; None if loading one
+    fails."""
     from transformers import AutoConfig, GenerationConfig
 
     found: list[Any] = []
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        # A missing configuration is no error: a folder with only a tokenizer can be checked, too.
+        # A missing model configuration is no error, because a folder with only a tokenizer can be
+        # checked, too.
         except Exception:  # Transformers raises many types for a damaged or absent file
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
-    """Yield lines of output, each with adjacent tokens of one kind; ``+`` marks trained tokens."""
+    """Yield lines of output; each line has adjacent tokens of one kind, and ``+`` marks trained
+    tokens."""
     before: tuple[str, bool] | None = None
     width = WIDTH
     for token in tokens:

@@ -37,11 +37,11 @@ _MARK = "0Assay0"
 class TemplateConversation:
     """The test messages for one tokenizer, and their text under its chat template.
 
-    toolbox, renderer: objects that a run with the tool ``calculator`` has. bare: the renderer that
-    the run would have without tools. prompt, bare_prompt: the first question, rendered with tools
-    and without tools. has_system: whether the template accepts a system message. thought_key: the
+    toolbox, renderer: objects that a run with the tool ``calculator`` has. bare: renderer that the
+    run would have without tools. prompt, bare_prompt: the first question, rendered with tools and
+    without tools. has_system: whether the template accepts a system message. thought_key: the
     message key from which the template reads reasoning; "": the template reads none. result_role:
-    the role of a message with a tool's result.
+    role of a message that holds a tool's result.
     """
 
     config: TrainConfig
@@ -60,7 +60,7 @@ class TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
         template refuses a plain question."""
         # A calculator replaces the user's tools, because these may need a network.
-        # Only the format of calls matters for the check.
+        # For this check, only the format of the calls matters.
         only = {"names": (TOOL,), "environment": None}
         toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
         assert toolbox is not None
@@ -93,7 +93,7 @@ class TemplateConversation:
             if THOUGHTS[0] in made.text([*messages, reply]):
                 made.thought_key = key
                 break
-        # Templates without tools refuse the role "tool", so results get the role "user".
+        # Templates without tools refuse the role "tool", so tool results get the role "user".
         try:
             made.text(made.messages(False))
         except TemplateFailed:
@@ -118,7 +118,8 @@ class TemplateConversation:
 
     @property
     def reasons(self) -> bool:
-        """Whether the settings or the template's key for reasoning let replies have reasoning."""
+        """Whether replies can have reasoning, according to the settings or the template's key for
+        reasoning."""
         return self.bare_prompt.think.thinks or bool(self.thought_key)
 
     @property
@@ -178,7 +179,7 @@ class TemplateConversation:
         if not self.in_template:
             return self._calling()["content"]
         # The template writes the same header before content and before a call.
-        # So the call begins where the rendered texts of the two messages first differ.
+        # The call therefore begins where the rendered texts of the two messages first differ.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))
@@ -186,7 +187,8 @@ class TemplateConversation:
         return self._before_end(called[start:]).strip()
 
     def _call_behind_thought(self) -> str:
-        """Return the first reply with its reasoning before the call, as the template renders both.
+        """Return the first reply, with its reasoning before the call, as the template renders
+        reasoning and call.
 
         Returns "" if the template omits the content of a message that has a call.
         """
@@ -203,7 +205,7 @@ class TemplateConversation:
         return thought + self._before_end(behind).rstrip() if found else ""
 
     def _before_end(self, text: str) -> str:
-        """Return a text up to the token that ends a reply."""
+        """Return a text up to the end token of a reply."""
         end_id = self.renderer.end_id
         end = "" if end_id is None else str(self.tokenizer.convert_ids_to_tokens(end_id))
         return text.partition(end)[0] if end else text

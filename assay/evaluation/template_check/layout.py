@@ -92,7 +92,8 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
     )
     controller = first_of(tool, environment)
     completion = _played(conversation, problem, controller, thinks, eos_ids)
-    # GRPO needs at least two judged completions in a group, so the group has this one twice.
+    # GRPO needs at least two judged completions in a group, so the group has the same completion
+    # twice.
     group = Group(problem, prompt, (completion, completion))
     batch = pack([group], [[GOOD, BAD]])
     trained_T, _ = loss_masks(batch, algorithm("grpo"))
@@ -135,7 +136,8 @@ def _played(
     thinks: bool,
     eos_ids: Sequence[int],
 ) -> Completion:
-    """Feed the replies' tokens to an engine slot, which calls the turn controller at each token."""
+    """Feed the tokens of the replies to an engine slot, which calls the turn controller at each
+    token."""
     prompt = conversation.prompt
     group = Waiting(0, problem, prompt, LIMIT, todo=deque([0]))
     slots = Slots(1, 1, LIMIT)
@@ -154,7 +156,8 @@ def _played(
                 # The tool's result follows the call, before the rest of the planned reply.
                 break
         while slots.injected[0]:
-            # The id passed here does not matter: the slot replaces the token by the injected token.
+            # The passed token id does not matter, because the slot replaces it by the injected
+            # token.
             _record(slots, 0)
             slots.ask(0)
     rows = slots.rows(0)

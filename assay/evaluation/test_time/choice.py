@@ -29,7 +29,7 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
     """
     weigh = VOTES.get(method)
     if weigh is None:
-        # max() returns the first maximum, so the earlier completion wins a tie.
+        # max() returns the first maximum, so of two tied completions the earlier one wins.
         return [max(search.found, key=_reward) for search in searches]
     verdicts = [[_verdict(node) for node in search.found] for search in searches]
     weights = [[weigh(node) for node in search.found] for search in searches]
@@ -42,9 +42,10 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
 
 
 def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mapping[str, str]) -> int:
-    """Return the index of the first completion with the answer that has the most votes.
+    """Return the index of the first completion whose answer has the most votes.
 
-    names: maps answers to a representative of equal answers; other answers are compared as text.
+    names: maps answers to a representative of equal answers; answers without an entry are compared
+        as text.
     """
     said = {
         n: names.get(one.extracted, one.extracted)
@@ -59,7 +60,8 @@ def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mappin
 
 
 def _reward(node: Node) -> float:
-    # An unjudged completion ranks below every judged one, so it wins only if none was judged.
+    # An unjudged completion ranks below every judged completion, so it wins only if no completion
+    # was judged.
     return -inf if node.reward is None else node.reward
 
 

@@ -1,4 +1,5 @@
-"""Sample the nodes that searches request: one generator call for the searches of all problems."""
+"""Sample the nodes that searches request, in one generator call for the searches of all
+problems."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ class Drawer:
     """Samples children of nodes and scores them.
 
     sampling: sampling settings of whole completions. step: text that ends a step. block: number of
-    siblings that one generator call draws after a shared prefix. Random numbers depend on the
-    problem, the node and the index of the block. scorer: scores the drawn nodes; None: nodes have
-    no scores.
+    siblings that one generator call draws after a shared prefix. The random numbers of a draw
+    depend on the problem, the node and the index of the block. scorer: function that scores the
+    drawn nodes; None: nodes have no scores.
     """
 
     generator: Generator
@@ -43,7 +44,7 @@ class Drawer:
             asking = [(one, asked) for one, _ in asking if (asked := next(one, None)) is not None]
 
     def draw(self, asked: Sequence[Draw]) -> None:
-        """Sample the requested children of nodes that were not sampled for an earlier request."""
+        """Sample those requested children of nodes that no earlier request has sampled."""
         wanted: dict[Kind, dict[Node, int]] = defaultdict(dict)
         for each in asked:
             last = each.first + each.count
@@ -55,7 +56,8 @@ class Drawer:
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
         """Sample children of nodes in whole blocks; return the new nodes."""
-        # Whole blocks are drawn: the n-th child of a node is the same for all methods and budgets.
+        # Draws are made in whole blocks, so that the n-th child of a node is the same for all
+        # methods and budgets.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)
@@ -71,7 +73,7 @@ class Drawer:
         ]
 
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
-        """Return the sampling settings of a kind of draw.
+        """Return the sampling settings for a kind of draw.
 
         The token limit suits the node with the fewest tokens; children of longer nodes are cut
         later.

@@ -25,11 +25,11 @@ Key = tuple[str, int | None]
 
 @dataclass
 class _Tally:
-    """Results of one row of the printed table: one method at one budget.
+    """One row of the printed table: the results of one method at one budget.
 
-    rights: 1.0 or 0.0 (right or wrong), or a share, by problem id; None if not judged. costs:
-    (sampled tokens, whole completions) of each problem. scores: scorer value of each problem's
-    answer.
+    rights: for each problem id, 1.0 or 0.0 (right or wrong), or a share; None if not judged. costs:
+    for each problem, the number of sampled tokens and of whole completions. scores: the scorer's
+    value of each problem's answer.
     """
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
@@ -46,7 +46,7 @@ class _Tally:
 
 @dataclass
 class Searching:
-    """Runs every method with every budget on the same problems.
+    """The function runs every method with every budget on the same problems.
 
     file: JSONL output with a row for each whole completion; None: no output.
     """
@@ -68,7 +68,7 @@ class Searching:
         self.drawer.generator.sleep()
 
     def rows(self) -> list[SearchRow]:
-        """Return a row for each method and budget, after the rows ``greedy`` and ``one_sample``."""
+        """After the rows ``greedy`` and ``one_sample``, return a row for each method and budget."""
         base = self._row((BASE, None), None)
         named = [*self.methods, ORACLE]
         keys: list[Key] = [(name, budget) for budget in self.budgets for name in named]
@@ -125,12 +125,13 @@ class Searching:
         tally.add(search.root, max(known, default=None), cost, None)
 
     def _add_base(self, search: Search) -> None:
-        """Add the baselines: greedy decoding and one sample.
+        """Add the two baselines: greedy decoding and one sample.
 
         The baseline ``one_sample`` is the mean over the plain samples that the budget covers even
         at maximum length.
         """
-        # Further samples exist only if earlier samples were short, which would bias the mean.
+        # Additional samples exist only if earlier samples were short, so using them would bias the
+        # mean.
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

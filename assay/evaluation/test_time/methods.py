@@ -35,10 +35,10 @@ class Shape:
 class Search:
     """State of one method on one problem with one budget.
 
-    longest: maximum length of a completion, at most ``budget``. found: whole completions, in order
-    of drawing. spent: number of tokens that the policy sampled for this search; a prefix of several
-    completions counts once. visits, values: visit counts and summed scores of nodes, for tree
-    search.
+    longest: maximum length of a completion, which is at most ``budget``. found: whole completions,
+    in the order in which they were drawn. spent: number of tokens that the policy sampled for this
+    search; a prefix of several completions counts once. visits, values: visit counts and summed
+    scores of the nodes, for tree search.
     """
 
     root: Node
@@ -62,7 +62,8 @@ class Search:
         return max(0, (self.budget - self.spent - kept) // room)
 
     def draw(self, asked: Sequence[tuple[Node, int]], kind: Kind = "step") -> Found:
-        """Sample new children of each node and charge their tokens; return one list per node."""
+        """Sample new children of each node and charge their tokens to the search; return one list
+        per node."""
         draws: list[Draw] = []
         for node, count in asked:
             # Each search numbers its draws of a node from 0, so all searches share the children.
@@ -78,7 +79,7 @@ class Search:
 
 
 def sampled(search: Search) -> Asking:
-    """Sample whole completions until the budget is spent."""
+    """Sample whole completions until the token budget is spent."""
     while count := search.affords([search.root]):
         yield from search.draw([(search.root, count)], "whole")
 
@@ -102,7 +103,8 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             room = search.affords(nodes, ahead)
             if not room:
                 break
-            # When the budget nears its end, nodes get fewer children, and the last nodes get none.
+            # Near the end of the budget, nodes get fewer children, and the last nodes get no
+            # children.
             asked = [(node, min(count, max(1, room // len(nodes)))) for node in nodes[:room]]
             found = iter((yield from search.draw(asked)))
             children = [
@@ -113,7 +115,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             }
             if ahead:
                 values = yield from _ahead(search, list(values))
-            # sorted() is stable, so the earlier draw wins a tie.
+            # sorted() is stable, so of two equal draws the earlier draw wins.
             ranked = [sorted(each, key=partial(_value, values), reverse=True) for each in children]
             trees = [[child for child in each[:kept] if not child.finished] for each in ranked]
             count = expand
@@ -128,8 +130,8 @@ def mcts(search: Search) -> Asking:
 
     A node's value is the mean score of its descendants. A node's prior is the probability of its
     step, relative to its siblings. Expanding a leaf draws some steps, whose scores are backed up to
-    the root. Nodes that are whole completions are not visited again. If no node can be expanded,
-    further children of the root are drawn.
+    the root. The search does not visit nodes again that are whole completions. If no node can be
+    expanded, more children of the root are drawn.
     """
     below: dict[Node, list[Node]] = {}
     closed: set[Node] = set()
@@ -144,7 +146,8 @@ def mcts(search: Search) -> Asking:
             for node in (*child.lineage(), search.root):
                 search.visits[node] += 1
                 search.values[node] += child.score or 0.0
-        # A finished completion cannot be expanded, and visits without cost would loop forever.
+        # A finished completion cannot be expanded, and visits that cost no tokens would loop
+        # forever.
         closed.update(child for child in new if child.finished)
         for node in leaf.lineage():
             if all(child in closed for child in below[node]):
@@ -164,7 +167,8 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
         total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])
 
-        # Loop variables are defaults, because a closure would read the variables' later values.
+        # The loop variables are parameter defaults, because a closure would read the variables'
+        # later values.
         def bound(
             child: Node, total: float = total, spread: float = spread, top: float = best
         ) -> float:

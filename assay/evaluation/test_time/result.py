@@ -19,13 +19,14 @@ BASE = "one_sample"
 class SearchRow:
     """One method with one budget.
 
-    budget: tokens per problem; None for a method without a budget. accuracy: share of problems
-    whose answer passed. stderr: standard error over problems. gain, gain_stderr: difference in
-    accuracy from the row ``one_sample``, paired by problem, and its standard error. tokens,
-    completions: mean tokens drawn and mean number of whole completions per problem. score: mean
-    scorer value of the answers; None without a scorer. by_problem: 1.0 (right), 0.0 (wrong), or a
-    share over several completions, by problem id. num_not_judged: number of problems left out
-    because their answer was not judged.
+    budget: number of tokens per problem; None for a method without a budget. accuracy: share of
+    problems whose answer passed. stderr: standard error over problems. gain, gain_stderr:
+    difference in accuracy from the row ``one_sample``, paired by problem, and its standard error.
+    tokens,
+    completions: mean tokens drawn and mean number of whole completions per problem. score: mean of
+    the scorer's value over the answers; None without a scorer. by_problem: 1.0 (right), 0.0
+    (wrong), or a share over several completions, by problem id. num_not_judged: number of problems
+    left out because their answer was not judged.
     """
 
     method: str
@@ -50,10 +51,11 @@ class SearchRow:
         scores: Sequence[float | None],
         base: Mapping[str, float] | None = None,
     ) -> SearchRow:
-        """Build a row from one answer per problem.
+        """Build a result row from one answer per problem.
 
-        rights: 1.0 (right), 0.0 (wrong), or a share, by problem id; None if not judged. costs:
-        (sampled tokens, whole completions) of each problem. scores: scorer value of each answer.
+        rights: for each problem id, 1.0 (right), 0.0 (wrong), or a share; None if not judged.
+        costs: for each problem, the number of sampled tokens and of whole completions. scores: the
+        scorer's value of each answer.
         base: `by_problem` of one sample.
         """
         known = {id: right for id, right in rights.items() if right is not None}
@@ -75,7 +77,7 @@ class SearchRow:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON, without results of single problems."""
+        """Return the result as plain values for JSON, without results of single problems."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "by_problem"}
 
     @property
@@ -114,7 +116,7 @@ class SearchResult:
     out: str | None = None
 
     def row(self, method: str, budget: int | None = None) -> SearchRow:
-        """Return the result row for a method and budget. Raises KeyError without this row."""
+        """Return the result row of a method at a budget. Raises KeyError without this row."""
         return {(one.method, one.budget): one for one in self.rows}[method, budget]
 
     def as_dict(self) -> dict[str, Any]:

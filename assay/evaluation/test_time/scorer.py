@@ -29,7 +29,7 @@ class Scorer:
     """Scores completions.
 
     scores_beginnings: whether scores of partial completions are meaningful. split: step separator
-    of a process reward model; None for other scorers.
+    of a process reward model; None for all other scorers.
     """
 
     name: str
@@ -67,7 +67,8 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
             )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})
-    # One scorer scores all rows whatever their tags: scores of several could not be compared.
+    # One scorer scores all rows, whatever their tags, because scores of several scorers could not
+    # be compared.
     data = config.data.model_copy(update={"verifier": expression, "verifier_by_tag": {}})
     changed = config.model_copy(update={"verification": settings, "data": data})
     service = open_verifiers(changed, stack)

@@ -83,7 +83,7 @@ def search(
     process model's step scores; None: the model's setting. out: a JSONL file for all completions
     with their steps.
 
-    The other parameters are those of `evaluate`. Raises UserError for invalid input.
+    All other parameters are those of `evaluate`. Raises UserError for invalid input.
     """
     sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
     asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
@@ -150,7 +150,7 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
-    # Only the default effort can be checked here, because the rows are not read yet.
+    # Here only the default effort can be checked, because the rows are not read yet.
     _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
     scorer = _open_scorer(asked, config, stack)
@@ -201,7 +201,7 @@ def _shape(expand: int, ahead: int, exploration: float) -> Shape:
 
 
 def _check_budgets(budgets: Sequence[int], longest: int) -> None:
-    """Raise ConfigError for a budget below the length of one completion."""
+    """Raise ConfigError for a token budget below the length of one completion."""
     for budget in budgets:
         if budget < longest:
             found = f"{budget}, less than one completion of {longest} tokens"
@@ -240,7 +240,7 @@ def _drawer(
     shape: Shape,
     scorer: Scorer | None,
 ) -> Drawer:
-    """Create the drawer of a model and let the generator also render prompts with a prefix."""
+    """Create the drawer of a model, and let the generator also render prompts with a prefix."""
     session.generator.render = PrefixRenderer(session.renderer)
     tokenizer = session.tokenizer
 

@@ -1,7 +1,7 @@
 """The tree of a problem: prefixes of completions, and their drawn continuations.
 
-All methods and budgets share one tree. A child depends only on its parent and on the index of the
-draw, so two searches that reach the same node see the same children.
+All methods and budgets share the tree of a problem. A child depends only on its parent and on the
+index of the draw, so two searches that reach the same node see the same children.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class StepLimits:
     decode: Callable[[Tokens], str]
 
     def goes_on(self, kind: Kind, text: str) -> bool:
-        """Whether a text that ended at a stop string is a step, after which sampling continues."""
+        """Whether a text that ended at a stop string is a reasoning step, after which sampling
+        continues."""
         # A stop string may begin in one step and end in the next, so the whole text is searched.
         return kind in STEPS and not any(stop in text for stop in self.stop)
 
@@ -40,11 +41,12 @@ class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
     path: indices of the draws on the way from the root. Random numbers are keyed by the problem and
-    the path. own: the tokens of this node after the tokens of the parent. cost: number of own
-    tokens that the policy sampled, without injected tokens. logprob: log-probability of the own
-    tokens under the sampling distribution. finish_reason: reason why the completion ended; None if
-    the completion can continue. score, reward: results of the scorer; None without a scorer, or if
-    the scorer did not judge the node. verdict: the verifier's verdict, only for a whole completion.
+    the path. own: tokens of this node, which follow the tokens of the parent. cost: number of own
+    tokens that the policy sampled, without injected tokens. logprob: log-probability of the node's
+    own tokens under the sampling distribution. finish_reason: reason why the completion ended; None
+    if the completion can continue. score, reward: results of the scorer; None without a scorer, or
+    if the scorer did not judge the node. verdict: the verifier's verdict, only for a whole
+    completion.
     """
 
     problem: Problem
@@ -64,7 +66,7 @@ class Node:
 
     @property
     def finished(self) -> bool:
-        """Whether this is a whole completion."""
+        """Whether the node is a whole completion."""
         return self.finish_reason is not None
 
     @property
@@ -86,7 +88,8 @@ class Node:
     def add(self, kind: Kind, completion: Completion, limits: StepLimits) -> Node:
         """Add a drawn continuation as the next child of a kind, cut to the longest completion."""
         room = limits.longest - len(self.tokens)
-        # One call draws children of short and long nodes, so a child may exceed the maximum length.
+        # One generator call draws children of short and long nodes, so a child may exceed the
+        # maximum length.
         own = completion.tokens[:room]
         tokens = np.concatenate([self.tokens, own]).astype(np.int32)
         reason: FinishReason | None = completion.finish_reason
@@ -115,7 +118,7 @@ class Node:
         return child
 
     def completion(self) -> Completion:
-        """Convert the node to a completion that a verifier can judge."""
+        """Convert the tree node to a completion that a verifier can judge."""
         return Completion(
             id=f"{self.problem.group_id}/{self.path or 'root'}",
             text=self.text,
@@ -130,7 +133,7 @@ class Node:
 def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
     """Return nodes of one problem as a group to judge.
 
-    by_row: judge with the verifier that the row names.
+    by_row: whether to judge with the verifier that the row names.
     """
     problem, prompt = nodes[0].problem, nodes[0].prompt
     problem = problem if by_row else replace(problem, verifier=None)
@@ -139,7 +142,7 @@ def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
 
 @dataclass(frozen=True)
 class Draw:
-    """A request for children of a node, with the indices first to first + count - 1."""
+    """A request for the children of a node with the indices first to first + count - 1."""
 
     node: Node
     kind: Kind
@@ -147,5 +150,5 @@ class Draw:
     count: int
 
     def children(self) -> list[Node]:
-        """Return the requested children, which must have been drawn."""
+        """Return the requested children of a node; the children must have been drawn before."""
         return self.node.drawn[self.kind][self.first : self.first + self.count]

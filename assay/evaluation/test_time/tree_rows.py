@@ -25,8 +25,8 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
 
     The label of a step is the pass rate of the judged completions that contain the step. ``assay
     data label_steps`` makes the same labels from random rollouts instead of a search. values,
-    visits: mean score and visit count of each step, from Monte-Carlo tree search. scores: scorer
-    value of each step.
+    visits: mean score and visit count of each step, from Monte-Carlo tree search. scores: the
+    scorer's value of each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:
@@ -69,7 +69,8 @@ def _steps(
         found.end
         for found in split_steps(problem, completion, Places(completion, None), step, "all")
     ]
-    # The process model may split the text elsewhere: a step gets the node that contains its end.
+    # The process model may split the text at other places; a step gets the node that contains its
+    # end.
     of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
     if not ends:
         return {}

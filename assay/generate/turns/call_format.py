@@ -40,7 +40,7 @@ _LOOKUP = {
 }
 _CALLED = {"name": "lookup", "arguments": {"word": _MARK}}
 _TAGS = ("<tool_call>", "</tool_call>")
-# Maximum numbers of lines and characters of an invalid call that an error message quotes.
+# Maximum numbers of lines and characters that an error message quotes of an invalid call.
 SHOWN_LINES, SHOWN = 3, 160
 _BLANK_THOUGHT = re.compile(r"<think>\s*</think>")
 
@@ -113,7 +113,7 @@ class OfTemplate:
     names: tuple[str, ...] = ()
 
     def found(self, said: str, ended: bool, think: ThinkFormat = FREE) -> Sequence[Call]:
-        """Return the calls of a finished turn."""
+        """Return the tool calls of a finished turn."""
         if not ended:
             return []
         start, end = think.answer_span(said) or (len(said), len(said))
@@ -180,7 +180,7 @@ class OfTemplate:
         end_id = end_of_turn(tokenizer)
         stop = None if end_id is None else str(tokenizer.convert_ids_to_tokens(end_id))
         closing = text[end:].partition(stop)[0].strip() if stop else text[end:].strip()
-        # The template writes a list of calls, so a bracket surrounds the call.
+        # The chat template writes a list of calls, so a bracket surrounds the call.
         if opening.endswith("["):
             opening, closing = opening[:-1].strip(), closing.removeprefix("]")
         return cls(opening, closing, tuple(names))
@@ -210,7 +210,7 @@ def _place_of_call(text: str) -> tuple[int, int]:
 
 
 def closing_of(pattern: str) -> str:
-    """Return the text that ends a call in this pattern."""
+    """Return the text that ends a tool call in this pattern."""
     return re.split(_PLACE, pattern)[-1]
 
 

@@ -32,11 +32,11 @@ MESSAGES = 'messages: a text, or a list of {"role", "content"}'
 class Play(Protocol):
     """The environment's state for one completion.
 
-    The messages may depend only on the problem and the assistant turns.
+    An environment's messages may depend only on the problem and the assistant turns.
     """
 
     def start(self, problem: Problem) -> Messages:
-        """Return the first messages for the policy."""
+        """Return the environment's first messages to the policy."""
         ...
 
     def respond(self, messages: Sequence[Message]) -> Any:
@@ -108,8 +108,8 @@ class Conversation:
         """Return the environment's next messages; None at the end or if the environment raises an
         exception.
 
-        After an exception the completion is not judged, because the replay raises the same
-        exception again.
+        After an exception of the environment the completion is not judged, because the replay
+        raises the same exception again.
         """
         try:
             return self.step(said)

@@ -1,7 +1,7 @@
 """Environments for the library verifiers 0.1, as on Prime Intellect's hub.
 
-Since version 0.2 of that library, environments are programs that call a server of the library.
-Assay does not support environments of these newer versions.
+Since version 0.2 of the library verifiers, environments are programs that call a server of the
+library. Environments for versions 0.2 and later of the library are not supported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HubEnvironment(Environment):
         where = f"environment {name}"
         try:
             self.environment: Any = verifiers.load_environment(name, **arguments)
-        except Exception as error:  # third-party package code may raise any exception
+        except Exception as error:  # Third-party package code may raise any exception.
             remedy = f"install it, as with  prime env install {name}"
             raise ConfigError(message(where, cause(error), "one that loads", remedy)) from error
         if not hasattr(self.environment, "env_response"):
@@ -65,7 +65,7 @@ class HubPlay:
         self.prompt: list[Any] = []
 
     def start(self, problem: Problem) -> list[Message]:
-        """Set up the environment's state and return its prompt."""
+        """Set up the environment's state and return the environment's prompt."""
         return _wait(self._start(problem))
 
     def respond(self, messages: Sequence[Message]) -> Any:
@@ -119,7 +119,8 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
 
 def _wait(step: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in this thread's event loop."""
-    # Each thread keeps one event loop: asyncio objects work only in the loop of their creation.
+    # Each thread keeps one event loop, because asyncio objects work only in the loop in which they
+    # were created.
     if not hasattr(_here, "loop"):
         _here.loop = asyncio.new_event_loop()
     return _here.loop.run_until_complete(step)

@@ -84,8 +84,8 @@ class Interpreter:
 
     If a cell ends the process, the earlier cells run again in a new process, so only the variables
     of the failed cell are lost. Running the earlier cells again may take half of a call's time
-    limit. If the earlier cells need more time than that, or end the process, all variables are
-    lost, and the cell's result reports the loss.
+    limit. If running the earlier cells again takes more than half of the call's time limit, or ends
+    the process, all variables are lost, and the cell's result reports the loss.
     """
 
     seconds: float
@@ -95,7 +95,7 @@ class Interpreter:
     session: Session | None = None
 
     def run(self, arguments: Mapping[str, Any]) -> str:
-        """Run a cell and return its output. Raises ToolError."""
+        """Run a cell of Python code and return its output. Raises ToolError."""
         code = str(arguments["code"])
         if len(code) > MAX_CODE:
             raise ToolError(f"code of more than {MAX_CODE} characters")
@@ -119,7 +119,8 @@ class Interpreter:
     def _prepare(self) -> tuple[float, bool]:
         """Ensure that a process has run all earlier cells.
 
-        Return the seconds that the earlier cells took, and whether their variables were lost.
+        Return the seconds that the earlier cells took, and whether the variables of these cells
+        were lost.
         """
         if self.session is not None:
             return 0.0, False
@@ -128,7 +129,7 @@ class Interpreter:
         for code in self.done:
             limits = Limits(2 * most - used, most - used, MEMORY_MIB, OUTPUT_KIB)
             again = session.call("cell", (code,), limits=limits)
-            # Half the wall time counts too, because a sleeping cell delays the step.
+            # Half of a cell's wall time counts too, because a sleeping cell delays the step.
             used += max(again.cpu_seconds, again.wall_seconds / 2)
             if not again.alive or used >= most:
                 self._forget()
@@ -141,7 +142,7 @@ class Interpreter:
         limits = Limits(2 * self.seconds, self.seconds, MEMORY_MIB, OUTPUT_KIB)
         session = self.session = _sandbox(self.unsafe, self.packages).load(CELL, limits)
         _sessions.add(session)
-        # No call reports a completion's end, so deleting this object ends the process.
+        # The end of a completion is reported by no call, so deleting this object ends the process.
         weakref.finalize(self, _over, this_thread(), _here.ended, session)
         return session
 

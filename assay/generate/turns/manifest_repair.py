@@ -44,7 +44,7 @@ SHOWN = Field("faults_shown", "a whole number of faults", default=5, check=whole
 
 
 class ManifestRepair:
-    """Environment that replies to each attempt of the policy with the remaining faults."""
+    """The environment replies to each attempt of the policy with the remaining faults."""
 
     def start(self, problem: Problem) -> Messages:
         """Return the row's prompt."""
@@ -93,7 +93,9 @@ def imperfect_repairs(
     turns: int = 1,
     right: float = 0.5,
 ) -> Sequence[Trace]:
-    """Return conversations about small manifests. A share ``right`` of the replies is right.
+    """Return conversations about small manifests.
+
+    Of the simulated replies, a share ``right`` is right.
 
     A right reply repairs one wrong value of the manifest. A wrong reply sets a random field to a
     random value of the same type. The environment's messages are masked from the loss.

@@ -47,7 +47,7 @@ class AnswerThread:
         threading.Thread(target=self._answer, name=name, daemon=True).start()
 
     def submit(self, asked: Callable[[], Any]) -> Future[Any]:
-        """Queue a call and return its future."""
+        """Queue a tool call and return its future."""
         promise = Future[Any]()
         self._asked.put((promise, asked))
         return promise
@@ -60,7 +60,7 @@ class AnswerThread:
                 promise.set_result(asked())
             except BaseException as error:  # future.result() raises the exception again
                 promise.set_exception(error)
-            # Drop the references, so that finalizers of a finished completion can run.
+            # The references are dropped, so that finalizers of a finished completion can run.
             del promise, asked
 
 
@@ -71,8 +71,10 @@ def _thread(name: str) -> AnswerThread:
 
 
 def next_thread(kind: str = "tools") -> AnswerThread:
-    """Return a thread for the next completion or call. The choice of the thread does not affect
-    results."""
+    """Return a thread that the next completion or call can use.
+
+    The thread that runs a call does not affect the call's result.
+    """
     return _thread(f"{kind}-{next(_numbers) % min(MAX_THREADS, os.cpu_count() or 1)}")
 
 
@@ -99,7 +101,7 @@ class ChatFormatter:
 
     def __post_init__(self) -> None:
         # Threads share a tokenizer, including its switch for parsing special tokens.
-        # Contents are therefore encoded with a separate copy of the tokenizer.
+        # Contents of messages are therefore encoded with a separate copy of the tokenizer.
         self._plain = copy.deepcopy(self.tokenizer)
 
     @cached_property
@@ -112,7 +114,7 @@ class ChatFormatter:
         """Return whether a turn may end in this token, so that the completion's text must be
         decoded."""
         if token not in self._closing:
-            # A token that ends within a character may end a turn too.
+            # A token whose text ends within a character may end a turn too.
             ends = {self.closes[-1:], "\N{REPLACEMENT CHARACTER}"}
             text = self.text([token]) if self.closes else ""
             self._closing[token] = any(end in text for end in ends)
@@ -233,7 +235,7 @@ class ReplyController:
         tokens, text = so_far.read(), self.formatter.text
         if so_far.ends and so_far.newest in self.formatter.special_ids:
             tokens = tokens[:-1]
-        # Decode the whole completion, because a token's text depends on the tokens before it.
+        # The whole completion is decoded, because a token's text depends on the tokens before it.
         said = text(tokens)[len(text(tokens[: self._start])) :]
         if not self.environment.is_addressed(said, so_far.ends):
             return None

@@ -1,4 +1,4 @@
-"""The interface of tools, and the interface of environments that reply to the policy in a
+"""The interface of tools, and the interface of environments, which reply to the policy within a
 completion."""
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Tool:
 
     parameters: JSON schema of the arguments, as in chat templates. open: called once per completion
     that uses the tool; returns the function that runs the completion's calls and may keep state.
-    Calls of one completion run in order, in one thread. stateless: whether the calls of one turn
-    run concurrently, in any threads. A tool must limit its own run time. Exceptions are shown to
-    the policy: the message of a `ToolError`, the type and message of any other exception.
+    The calls of one completion run in order, in one thread. stateless: whether the calls of one
+    turn may run concurrently, in any threads. Each tool must limit its own run time. Exceptions are
+    shown to the policy: the message of a `ToolError`, the type and message of any other exception.
     """
 
     name: str
@@ -55,17 +55,19 @@ class TurnEnvironment(Protocol):
     """
 
     def is_addressed(self, said: str, ended: bool) -> bool:
-        """Return whether a turn ends here, so that `respond` must be called. Must return fast.
+        """Return whether an assistant turn ends here, so that `respond` must be called.
 
-        said: the text of this assistant turn, without its end token. ended: the policy ended the
-        turn here, by an end token or a stop string.
+        Must return fast.
+
+        said: the text of this assistant turn, without its end token. ended: whether the policy
+        ended the turn here, by an end token or a stop string.
         """
         ...
 
     def respond(self, said: str) -> Sequence[Message] | None:
         """Return the reply to the policy as messages; None ends the completion.
 
-        This method runs in a thread of its own, so a slow tool does not stop other completions. It
-        must not raise exceptions.
+        The method `respond` runs in a thread of its own, so a slow tool does not stop other
+        completions. It must not raise exceptions.
         """
         ...

@@ -1,4 +1,4 @@
-"""A worker process of user functions.
+"""A worker process that runs the functions of users.
 
 ``python -m assay.generate.turns.tool_worker SOCKET PARENT``
 """
@@ -19,7 +19,8 @@ from assay.host.user_code import import_object
 from assay.host.worker_loop import WorkerLoop, run_worker
 
 # Maximum number of characters of a result.
-# The main process shortens results much further before the policy sees them.
+# The result is limited loosely here, because the main process shortens results much further before
+# the policy sees them.
 MAX_RESULT = 10_000_000
 
 
@@ -53,7 +54,7 @@ def result_of(
         return {"result": text[:MAX_RESULT]}
     except ValidationError as error:
         return {"error": "; ".join(map(_fault, error.errors()))}
-    except Exception as error:  # a user's function may raise any exception
+    except Exception as error:  # A user's function may raise any exception.
         return {"error": cause(error)}
 
 

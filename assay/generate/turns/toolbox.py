@@ -45,8 +45,10 @@ Then stop: its result is put behind it, and you go on. These are the tools:
 
 
 class UnreadCall(Exception):
-    """A call that no parser can read. The policy sees the parser's message, and metrics count the
-    invalid call."""
+    """A tool call that no parser can read.
+
+    The policy sees the parser's message, and metrics count the invalid call.
+    """
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Toolbox:
 
 @dataclass(eq=False)
 class ToolEnvironment:
-    """Runs the calls of one completion. Every error is reported to the policy as text."""
+    """Runs the calls of one completion. The policy sees every error of a tool as text."""
 
     tools: Mapping[str, Tool]
     settings: ToolsConfig
@@ -99,8 +101,8 @@ class ToolEnvironment:
         ]
 
     def _begin(self, call: Call, alone: bool) -> Callable[[], str]:
-        """Start a call; return a function that waits for the call and returns its result or raises
-        its error."""
+        """Start a tool call; return a function that waits for the call and returns its result or
+        raises its error."""
         self.num_calls += 1
         try:
             run = self._checked(call)
@@ -124,7 +126,7 @@ class ToolEnvironment:
         return cut(text, self.settings.max_output)
 
     def _checked(self, call: Call) -> Callable[[], str]:
-        """Validate a call and return a function that runs it. Raises ToolError."""
+        """Validate a tool call and return a function that runs the call. Raises ToolError."""
         if self.num_calls > self.settings.max_calls:
             raise ToolError(f"no calls are left, after {self.settings.max_calls}; give the answer")
         if isinstance(call, str):
@@ -140,7 +142,7 @@ class ToolEnvironment:
 
 
 def _named(call: Call, number: int) -> Message:
-    """Return the tool name and call id, which some chat templates write with a call's result."""
+    """Return the tool name and call id that some chat templates write with a call's result."""
     name, id = ("", "") if isinstance(call, str) else (call.name, call.id)
     return {"name": name or "unknown", "tool_call_id": id or f"call{number:05}"}
 

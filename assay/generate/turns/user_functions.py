@@ -92,7 +92,8 @@ class FunctionProcess(WorkerProcess):
 
     def call(self, name: str, arguments: Mapping[str, Any], seconds: float) -> str:
         """Call a function. Raises ToolError for exceptions of the function and for a timeout."""
-        # The import of the function's module has its own time limit, apart from the call's limit.
+        # The import of the function's module has its own time limit, separate from the call's
+        # limit.
         if name not in self.loaded:
             self._ask(IMPORT_SECONDS, "load", name)
             self.loaded.add(name)
