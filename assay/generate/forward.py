@@ -41,8 +41,7 @@ LEAST_ROWS = 4
 # The probe's prompt is longer than a block of prompt reading and a block of the cache.
 PROBE_PROMPT, PROBE_STEPS = READ_BLOCK + LEAST_READ + 6, 2
 PROBE_BEYOND = 3 * BLOCK
-# Number of tokens that the probe after a load scores: a few suffice, because every weight affects
-# every position.
+# Tokens that the probe scores after a load: a few suffice, as every weight affects every position.
 LOAD_TOKENS = 16
 # Number of vocabulary entries whose log-probabilities a probe transfers and compares.
 PROBED_TOKENS = 256
@@ -112,25 +111,21 @@ class ModuleForward:
         self.name = "module" if by_blocks else "module with its own attention"
         self.cache: SlotCache = SlotCache() if by_blocks else GatheringCache()
         self.by_blocks = by_blocks
-        # The inner model's forward is inspected, because the forward of an adapter's wrapper
-        # accepts any argument.
+        # The forward of an adapter's wrapper accepts any argument, so the inner model is inspected.
         inner: Any = model
         base = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
         accepts = inspect.signature(base.forward).parameters
-        # Only the last logits are computed, because 1,000 tokens of 150,000 logits would take 600
-        # MB.
+        # Only the last logits are computed: 1,000 tokens of 150,000 logits would take 600 MB.
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepts else {}
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation")]
-        # Some rotary embeddings need the prompt's length, which is unknown in the prompt's first
-        # block.
+        # Some rotary embeddings need the prompt's length, unknown in the prompt's first block.
         ropes = {name for config in self._configs for name in _rope_types(config)}
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.reads_in_blocks = in_blocks and on_cpu and ropes <= STATIC_ROPES
 
     def refresh(self, num_rows: int) -> None:
-        """Do nothing, because this path calls the live module, which always has the newest
-        weights."""
+        """Do nothing: this path calls the live module, which always has the newest weights."""
 
     def end_call(self) -> None:
         self.cache.release()
@@ -218,8 +213,7 @@ def slot_attention(
 ) -> tuple[Tensor, None]:
     """Attend one query per slot to the cache's blocks, with Transformers' attention interface.
 
-    query: [S, H, 1, D]. key, value: tensors as returned by `SlotCache.write`. attention_mask: [S,
-        1, 1, K].
+    query: [S, H, 1, D]. key, value: as returned by `SlotCache.write`. attention_mask: [S, 1, 1, K].
     """
     if kwargs.get("position_bias") is not None:
         raise NotImplementedError("attention with position_bias")
@@ -308,8 +302,7 @@ def choose_forward(
                 logprobs, _ = _through_cache(forward, tokens_L, 1, kv_mib)
                 _check_close(logprobs, logits_LV[-len(logprobs) :])
                 forward.release()
-                # Even a mixture of experts keeps rows independent here, because this path computes
-                # each row alone.
+                # This path computes each row alone, so even experts keep rows independent.
                 return Choice(forward, (num_slots,), 1, True, tuple(reasons))
             same_bits, num_rows = False, 0
             for multiple in ROW_MULTIPLES:
