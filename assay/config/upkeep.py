@@ -209,8 +209,8 @@ class AlertsConfig(Section):
     the run. ``note``: a guard rule warns. ``evaluation``: an evaluation on held-out problems.
     ``stall``: no progress for `stall_minutes`. ``end``: the run ends, or its process dies."""
     every_minutes: NonNegative = 10.0
-    """Minimum number of minutes between two messages of the kind ``guard``, ``note`` or
-    ``evaluation``. Suppressed messages are counted in the next message."""
+    """Minimum number of minutes between two messages of a guard rule that warns or pauses, and
+    between two evaluations of one kind. Suppressed messages are counted in the next message."""
     stall_minutes: Positive = 30.0
     """Number of minutes without progress after which a ``stall`` message is sent."""
 

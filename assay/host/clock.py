@@ -40,6 +40,7 @@ class PhaseClock:
     """Accumulates the seconds spent in named phases. `drain` returns and resets all sums.
 
     `each` calls ``check`` before each item. ``check`` raises an exception to stop the work.
+    num_signs: counter of signs of progress in work of unknown size, such as sampling.
     """
 
     def __init__(self) -> None:
@@ -47,6 +48,7 @@ class PhaseClock:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._at_hand: list[Work] = []
+        self.num_signs = 0
         self.check: Callable[[], None] = lambda: None
 
     def now(self) -> dict[str, Any] | None:
@@ -57,7 +59,8 @@ class PhaseClock:
         # The list is copied, because the heartbeat thread calls this method while the list changes.
         at_hand = [*self._at_hand]
         known = [one for one in at_hand if one.total]
-        return (known[0] if known else at_hand[-1]).as_row() if at_hand else None
+        row = (known[0] if known else at_hand[-1]).as_row() if at_hand else None
+        return None if row is None else {**row, "signs": self.num_signs}
 
     @contextmanager
     def working(self, what: str, total: int = 0, unit: str = "") -> Generator[Work]:

@@ -20,6 +20,7 @@ from assay.data.sources import open_source
 from assay.errors import AssayError, ConfigError, message
 from assay.recipes.cost import Cost, RowCounts, roots_of
 from assay.recipes.file import RecipeStage, references
+from assay.report.alerts import check_listeners
 from assay.validation import at_its_line
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def check_rows(
             # A verifier may be the reward model of an earlier stage, which does not exist yet.
             elif stage.kind == "training" and {*_named(options)} <= {*made}:
                 config = settings_of_training(stage, outputs, {})
+                check_listeners(config)
                 _read(config, [outputs[one] for one in missing])
     return later
 

@@ -147,13 +147,18 @@ class RecipeManifest:
 def settings_of(stage: RecipeStage) -> str:
     """Return the hash of a stage's keys, in which references ``@NAME`` are unresolved."""
     # Resolved paths would change the hash when the recipe's directory is moved.
-    return _digest(dict(stage.tree))
+    return _digest(_learned(stage))
 
 
 def inputs_of(stage: RecipeStage, rows: Mapping[str, StageRow]) -> dict[str, str]:
     """Return the hash of each earlier stage that a stage uses, and of each file that it names."""
     made = {f"@{name}": rows[name].key for name in stage.uses}
-    return made | hashes_of_files(stage.tree)
+    return made | hashes_of_files(_learned(stage))
+
+
+def _learned(stage: RecipeStage) -> dict[str, Any]:
+    """Return a stage's keys without alerts, which change no result."""
+    return {key: value for key, value in stage.tree.items() if key != "alerts"}
 
 
 def hashes_of_files(tree: Any) -> dict[str, str]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from assay.config import AlertsConfig, TrainConfig
-from assay.errors import UserError, message
+from assay.errors import DiskFull, UserError, message
+from assay.host import orphans
 from assay.host.terminal import say
+from assay.report.alert_sender import MOST_TEXT
 from assay.report.trackers import check_trackers, evaluation_numbers
 from assay.run.directory import Run
+from assay.run.evaluations import kind_of
 
 SMTP = "ASSAY_SMTP_URL"
 """Environment variable with the mail server."""
@@ -33,7 +36,6 @@ from assay.report.alert_sender import main
 main(int(sys.argv[2]))
 """
 _ROOT = str(Path(__file__).resolve().parents[2])
-_ENDED = "ended"
 _GUARD = {"guard_stop": "guard", "guard_pause": "guard", "guard_note": "note"}
 
 
@@ -68,9 +70,11 @@ def _url(variable: str, key: str, schemes: tuple[str, ...]) -> str:
     try:
         parts = urlsplit(value)
         is_usable = parts.scheme in schemes and parts.hostname and (parts.port or 1) > 0
+        # urllib does not understand a user name in the URL of a webhook.
+        is_usable = is_usable and ("@" not in parts.netloc or "smtp" in schemes)
     except ValueError:
         is_usable = False
-    if not is_usable or not value.isascii() or any(one <= " " for one in value):
+    if not is_usable or not all("!" <= one <= "~" for one in value):
         raise UserError(message(key, f"{variable} with another value", accepted, remedy))
     return value
 
@@ -84,7 +88,12 @@ def _check_command(alerts: AlertsConfig) -> None:
 def send_alerts(run: Run) -> None:
     """Start the process that sends alerts, and attach its listener. No ``[alerts]``: do nothing."""
     if run.config.alerts is not None:
-        run.listen(AlertListener(run, run.config.alerts))
+        try:
+            listener = AlertListener(run, run.config.alerts)
+        except OSError as error:
+            run.event("alert_failed", destination="process", error=_plain(str(error)))
+            return
+        run.listen(listener)
 
 
 class AlertListener:
@@ -97,70 +106,97 @@ class AlertListener:
         self._progress: tuple[Any, ...] = ()
         self._told = 0.0
         self._failures: list[str] = []
+        # In a sweep, the mark of the sweep's processes would end the sender with a killed run.
+        marked = {orphans.VARIABLE, "TMPDIR"} if orphans.VARIABLE in os.environ else set[str]()
         self._process = subprocess.Popen(
             # -I ignores variables such as PYTHONPATH, and -S makes the start fast.
             [sys.executable, "-I", "-S", "-c", _START, _ROOT, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={key: value for key, value in os.environ.items() if key not in marked},
             # A signal to the run's process group must not end the process that reports the end.
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read_failures, daemon=True)
         self._reader.start()
-        resume = f"assay train --resume {shlex.quote(self._name)}"
-        settings = {**alerts.model_dump(mode="json"), **secrets_of(alerts)}
-        self._write({**settings, "run": self._name, "resume": resume})
+        self._step = run.step
+        facts = {"run": self._name, "step": run.step}
+        self._write({**alerts.model_dump(mode="json"), **secrets_of(alerts), **facts})
         total = "" if run.num_steps is None else f" of {run.num_steps}"
         text = f"resumed after step {run.step}{total}" if run.first_step else "started"
         self._alert("start", text, {"step": run.step})
 
     def __call__(self, kind: str, row: Mapping[str, Any]) -> None:
         """Report a row of the run; see `assay.run.listeners.Listener`."""
+        self._record_failures()
         if kind == "progress":
-            self._tell_progress(row)
-            return
-        if kind == "evaluations":
-            self._alert("evaluation", _evaluation_text(row), {"step": row["step"]})
+            # A heartbeat thread sends a row every second, also while the run hangs.
+            # Only a changed row is a sign of progress.
+            found = tuple(row.get(key) for key in ("what", "done", "signs"))
+            if found != self._progress:
+                self._progress = found
+                self._tell()
+        elif kind == "evaluations":
+            name = f"evaluation {kind_of(row)}"
+            self._alert("evaluation", _evaluation_text(row), {"step": row["step"]}, name)
         elif kind == "events" and row["kind"] in _GUARD:
-            facts = {"step": row["step"], "rule": row["rule"]}
-            action = {"guard_stop": "stopped: ", "guard_pause": "paused: "}.get(row["kind"], "")
-            text = f"step {row['step']}: {action}{row['reason']}"
-            self._alert(_GUARD[row["kind"]], text, facts)
+            self._alert_of_guard(row)
         elif kind == "events" and row["kind"] == "ended":
             self._end(row)
-            return
-        elif kind in ("metrics", "events", "rollouts"):
-            self._write({"type": "alive", "step": row["step"]})
+        else:
+            self._step = row["step"] if kind == "metrics" else self._step
+            self._tell()
+
+    def close(self) -> None:
+        """Tell the process to end, if the run has not told it already."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with suppress(OSError), stdin:
+                self._write({"type": "ended"})
+
+    def _record_failures(self) -> None:
         while self._failures:
             destination, _, error = self._failures.pop(0).partition(": ")
-            self._run.event("alert_failed", destination=destination, error=error)
+            # A run whose disk is full still sends alerts.
+            with suppress(DiskFull):
+                self._run.event("alert_failed", destination=destination, error=error)
 
-    def _tell_progress(self, row: Mapping[str, Any]) -> None:
-        # A heartbeat thread sends a row every second, also while the run hangs.
-        # Only a changed row is a sign of progress.
-        found, now = (row.get("what"), row.get("done")), time.monotonic()
-        if found != self._progress and now - self._told >= ALIVE_SECONDS:
-            self._progress, self._told = found, now
-            self._write({"type": "alive"})
+    def _alert_of_guard(self, row: Mapping[str, Any]) -> None:
+        action = {"guard_stop": "stopped: ", "guard_pause": "paused: "}.get(row["kind"], "")
+        text = f"step {row['step']}: {action}{row['reason']}"
+        limit = None if row["kind"] == "guard_stop" else f"{row['kind']} {row['rule']}"
+        facts = {"step": row["step"], "rule": row["rule"]}
+        self._alert(_GUARD[row["kind"]], text, facts, limit)
 
-    def _alert(self, kind: str, text: str, facts: Mapping[str, Any]) -> None:
+    def _tell(self) -> None:
+        """Send a sign of progress with the last finished step, at most one a second."""
+        # More lines could fill the pipe while the sender waits for a slow server.
+        now = time.monotonic()
+        if now - self._told >= ALIVE_SECONDS:
+            self._told = now
+            self._write({"type": "alive", "step": self._step})
+
+    def _alert(
+        self, kind: str, text: str, facts: Mapping[str, Any], limit: str | None = None
+    ) -> None:
         text = f"{self._name}: {_plain(text)}"
-        self._write({"type": "alert", "kind": kind, "text": text, "facts": facts, **_step(facts)})
+        row = {"type": "alert", "kind": kind, "text": text, "facts": facts, "limit": limit}
+        self._write(row)
 
     def _end(self, row: Mapping[str, Any]) -> None:
-        text = f"ended after step {row['step']}: {row['reason']}"
-        self._alert("end", text, {"step": row["step"], "reason": _plain(str(row["reason"]))})
-        self._write({"type": _ENDED})
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        reason = _plain(str(row["reason"]))[:MOST_TEXT]
+        text = f"ended after step {row['step']}: {reason}"
+        self._alert("end", text, {"step": row["step"], "reason": reason})
+        self.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            say(f"warning: {self._name}: the last alert is not sent after {END_SECONDS:g} s")
+            say(f"warning: {self._name}: the last alert was not confirmed in {END_SECONDS:g} s")
             return
         self._reader.join()
         for failure in self._failures:
             say(f"warning: {self._name}: alert not sent: alerts.{failure}")
+        self._failures.clear()
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -173,10 +209,6 @@ class AlertListener:
             for line in lines:
                 found = json.loads(line)
                 self._failures.append(f"{found['destination']}: {_plain(found['error'])}")
-
-
-def _step(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {"step": facts["step"]} if "step" in facts else {}
 
 
 def _evaluation_text(row: Mapping[str, Any]) -> str:

@@ -307,7 +307,9 @@ class Reporter:
         # `assay.run.listeners` names a failed listener by this attribute.
         self.__name__ = name
         self._run = run
-        self._place = Place(run.folder, run.config, known, run.step)
+        # Alerts name an e-mail address and a command, which can contain a token.
+        shown = run.config.model_copy(update={"alerts": None})
+        self._place = Place(run.folder, shown, known, run.step)
         self._tracker: Tracker | None = None
 
     def __call__(self, kind: str, row: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ and removes later metrics. Later rollouts stay, and `Run.recorded` returns these
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -413,13 +413,11 @@ class Run:
                 raise
 
     def _release(self) -> None:
-        self._heartbeat.end()
-        try:
-            self.rollouts.close()
-        finally:
-            self._journals.close()
-            self.progress.close()
-            self._lock.release()
+        # Every part is released, also if Ctrl-C interrupts the wait for a slow listener.
+        parts = (self._lock.release, self.progress.close, self._journals.close)
+        with ExitStack() as stack:
+            for release in (*parts, self.rollouts.close, self._heartbeat.end):
+                stack.callback(release)
 
     def _find_checkpoint(self, before: TrainConfig) -> None:
         """Choose the checkpoint to resume from, and check the run's files without a change."""

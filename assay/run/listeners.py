@@ -15,8 +15,10 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 
 ``metrics``, ``evaluations``, ``events``: the row of the file with this name. ``rollouts``:
 ``step``, ``path``, ``groups`` and ``verdicts``. ``notes``: ``text``. ``progress``, once a second
-during long work: ``what``, ``seconds`` and, if known, ``done``, ``of``, ``unit`` and ``eta`` in
-seconds.
+during long work: ``what``, ``seconds``, ``signs`` (a counter that grows while the work goes on)
+and, if known, ``done``, ``of``, ``unit`` and ``eta`` in seconds.
+
+A listener with a method ``close`` is closed after the last row.
 """
 
 MOST_WAITING = 10_000
@@ -48,7 +50,13 @@ class Journals:
         """Append a row to a journal, then notify the listeners."""
         # The file is written first,
         # because a listener must never report a row that a crash then loses.
-        self._files[name].append(row)
+        try:
+            self._files[name].append(row)
+        except OSError:
+            # An alert must still report the end of a run whose disk is full.
+            if name == "events":
+                self.notify(name, dict(row))
+            raise
         self.notify(name, dict(row))
 
     def notify(self, kind: str, row: Mapping[str, Any]) -> None:
@@ -98,12 +106,19 @@ class _ListenerThread(threading.Thread):
                 self._give_up(f"it is {MOST_WAITING} rows behind")
 
     def run(self) -> None:
-        while not self._dropped and (item := self._waiting.get()) is not None:
+        while not self._dropped:
+            item = self._waiting.get()
+            close: Callable[[], None] | None = getattr(self._listener, "close", None)
             try:
-                self._listener(*item)
+                if item is not None:
+                    self._listener(*item)
+                elif close is not None:
+                    close()
             # Listeners run user code, or write to a terminal that may be closed.
             except (Exception, SystemExit) as error:  # from a listener
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
+            if item is None:
+                return
 
     def close(self) -> None:
         patience = getattr(self._listener, "close_seconds", CLOSE_SECONDS)

@@ -163,6 +163,7 @@ def open_run(
 def _watch_sampling(run: Run, call: EngineStats) -> None:
     """Show the generator's progress. End the step if a stop was requested."""
     run.clock.check()
+    run.clock.num_signs += 1
     run.progress.sampling(call)
 
 
