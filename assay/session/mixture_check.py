@@ -20,6 +20,7 @@ class PartCheck:
     def __init__(self, config: TrainConfig, trains: bool = True) -> None:
         self._parts = config.data.mixture
         self._trains = trains
+        self._sources = frozenset(config.data.train if trains else config.data.heldout)
         self._counts = dict.fromkeys(self._parts, 0)
 
     def check(self, problem: Problem) -> None:
@@ -47,6 +48,10 @@ class PartCheck:
                 self.check(rows[index])
         for name, part in self._parts.items():
             if self._counts[name] or not (part.weight if self._trains else not part.weight):
+                continue
+            # A recipe is checked before its first stage runs. The check omits sources that an
+            # earlier stage will make, so the part's rows do not exist yet.
+            if not self._sources.issuperset(part.train if self._trains else part.heldout):
                 continue
             if self._trains:
                 known = ", ".join(one for one, count in self._counts.items() if count)

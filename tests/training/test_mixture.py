@@ -12,10 +12,11 @@ from test_combinations import completions_of
 from train_worlds import World, rows_of
 
 from assay.config import load
-from assay.errors import UserError
+from assay.errors import ConfigError, UserError
 from assay.report.charts import make_charts
 from assay.report.loaded import load_run
 from assay.session import assemble
+from assay.session.mixture_check import PartCheck
 from assay.training.api import evaluate, train
 
 EVEN, ODD = "train_worlds:even_text", "train_worlds:few_marks"
@@ -173,3 +174,16 @@ def test_row_of_no_part_is_refused_with_its_place(
     tree["data"]["train"] = [str(stray)]
     with pytest.raises(UserError, match=r"stray.jsonl:1.* tags: found poems; accepted: a tag of"):
         train(world.config_file(tree), quiet=True)
+
+
+def test_part_whose_source_an_earlier_stage_will_make_may_lack_rows(
+    world: World, sources: dict[str, list[str]]
+) -> None:
+    """A recipe is checked before its first stage, without the sources that do not exist yet."""
+    config = load(world.config_file(mixture_tree(world, sources)))
+    with pytest.raises(ConfigError, match="short: found no training row with this tag"):
+        PartCheck(config).finish([])
+    later = config.data.model_copy(update={"train": (), "heldout": ()})
+    config = config.model_copy(update={"data": later})
+    PartCheck(config).finish([])
+    PartCheck(config, trains=False).finish([])
