@@ -187,3 +187,13 @@ def test_part_whose_source_an_earlier_stage_will_make_may_lack_rows(
     config = config.model_copy(update={"data": later})
     PartCheck(config).finish([])
     PartCheck(config, trains=False).finish([])
+
+
+def test_limited_evaluation_may_leave_out_a_held_out_part(
+    world: World, sources: dict[str, list[str]]
+) -> None:
+    tree = mixture_tree(world, sources)
+    with pytest.raises(ConfigError, match="far: found weight 0 and no held-out row"):
+        PartCheck(load(world.config_file(tree)), trains=False).finish([])
+    tree["evaluation"] = {"max_problems": 2}
+    PartCheck(load(world.config_file(tree)), trains=False).finish([])
