@@ -103,7 +103,7 @@ class RolloutLog:
             about[_PUT_BACK] = json.dumps(put_back._asdict()).encode()
         table = pa.table(columns, schema=SCHEMA.with_metadata(about))
         self._write(self.path(step), table)
-        self.sampled.recorded(step)
+        self.sampled.recorded(step, [group.id for group in groups])
         self._open = (step, table)
 
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:

@@ -1,13 +1,15 @@
 """Completions of the step in progress, saved so that a killed run does not lose them.
 
 rollouts/sampled-000012.parquet    Finished completions of step 12. The file is removed once the
-                                   completions are in the shard of the step.
+                                   completions are in the shard of the step. With sampling ahead,
+                                   the file also has completions of later steps, which move to the
+                                   file of the next step.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,11 +37,14 @@ class SampledLog:
     """Finished completions of one step, in memory and in a file that is written every 20 seconds.
 
     write, read: functions for a file with the columns of the rollout log. `turn_to` sets the step.
+    has_later_steps: whether completions are sampled ahead of their step, from several policy
+    versions.
     """
 
     def __init__(self, folder: Path, write: Write, read: Read) -> None:
         self.folder = folder
         self._write, self._read = write, read
+        self.has_later_steps = False
         self._step = 0
         self._groups: dict[str, _Begun] = {}
         self._num_unwritten = 0
@@ -52,10 +57,14 @@ class SampledLog:
     def turn_to(self, step: int, policy_version: int) -> None:
         """Begin a step: load the completions that were sampled before the run was killed.
 
-        policy_version: version of the sampling policy. Completions of other versions are ignored.
+        policy_version: version of the sampling policy. Completions of other versions are ignored,
+        unless completions are sampled ahead.
         """
         # The generator may be called several times within a step.
         if step == self._step:
+            return
+        if self.has_later_steps:
+            self._turn_ahead(step)
             return
         self._step, self._groups, self._num_unwritten = step, {}, 0
         self._written = time.monotonic()
@@ -64,6 +73,17 @@ class SampledLog:
                 # After an update, another policy samples this step, so old completions are invalid.
                 if one.policy_version == policy_version:
                     self._take(group.problem, group.prompt, one)
+
+    def _turn_ahead(self, step: int) -> None:
+        """Begin a step; at the first step of a start, load the completions of all later steps."""
+        if not self._step:
+            # Steps up to the newest shard are repeated from the log with equal updates.
+            # The policies that sampled these completions are therefore policies of this run.
+            paths = sorted(self.folder.glob("sampled-*.parquet"))
+            for group in [group for path in paths for group in self._read(path) or ()]:
+                for one in group.completions:
+                    self._take(group.problem, group.prompt, one)
+        self._step = step
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
         """Return the finished completion with an id, or None."""
@@ -103,9 +123,20 @@ class SampledLog:
         self._write(self.path(self._step), groups, pending)
         self._num_unwritten, self._written = 0, time.monotonic()
 
-    def recorded(self, step: int) -> None:
-        """Remove the completions of all steps up to this one, because their shards exist."""
-        self._groups, self._num_unwritten = {}, 0
+    def recorded(self, step: int, groups: Iterable[str] = ()) -> None:
+        """Remove the completions of all steps up to this one, because their shards exist.
+
+        groups: ids of the recorded groups. With sampling ahead, all other groups stay.
+        """
+        if self.has_later_steps:
+            for name in groups:
+                self._groups.pop(name, None)
+            self._step = step + 1
+            if self._groups and self.path(step).exists():
+                self._num_unwritten = len(self._groups)
+                self.flush()
+        else:
+            self._groups, self._num_unwritten = {}, 0
         self._remove(lambda number: number <= step)
 
     def discard_after(self, step: int) -> None:

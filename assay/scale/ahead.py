@@ -70,7 +70,8 @@ class AheadGenerator(ActorGenerator):
 
     The generator is not exact: tokens come from older policies, so the loss needs importance
     weights. Each token's version is in its completion. Groups that were not started ahead, as those
-    of evaluations, are sampled from the newest weights before all others.
+    of evaluations, are sampled from the newest weights before all others. on_finished: called with
+    each finished group that was started ahead.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class AheadGenerator(ActorGenerator):
     ) -> None:
         super().__init__(engine, opening, settings, as_sent)
         self.exact = False
+        self.on_finished: Callable[[Group], None] = lambda group: None
         self._queue: dict[int, _Started] = {}
         self._unassigned: deque[int] = deque()
         self._num_started = 0
@@ -155,6 +157,9 @@ class AheadGenerator(ActorGenerator):
 
     def take_metrics(self) -> dict[str, float]:
         """Return metrics since the last call: the length of the queue, and those of the actors."""
+        # Groups that finished during the update are received, so that the run can save them.
+        for _ in self._actors:
+            self._look(0.0)
         started = [one for one in self._queue.values() if not one.urgent]
         found = {
             "queue/groups": float(len(started)),
@@ -191,6 +196,8 @@ class AheadGenerator(ActorGenerator):
             one = self._queue.get(place)
             if one is not None:
                 one.group = replace(group, problem=one.problem, prompt=one.prompt)
+                if not one.urgent:
+                    self.on_finished(one.group)
 
     def _assign(self) -> None:
         """Give each unassigned group to the actor with the fewest unfinished completions."""

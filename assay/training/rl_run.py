@@ -36,7 +36,7 @@ from assay.session.stage import (
 from assay.session.teachers import model_of, notes_on, open_reference, teacher_of_ranks
 from assay.training.batch_plan import BatchPlan, ahead_calls
 from assay.training.rl import Loop, train_step
-from assay.types import Problem
+from assay.types import Group, Problem
 
 
 def run_rl(stage: Stage) -> Path:
@@ -80,7 +80,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         parts=config.data.mixture,
     )
     if isinstance(curriculum, DrawsAhead) and isinstance(session.actors, AheadGenerator):
-        curriculum.begin = partial(begin_ahead, session.actors, run, plan)
+        start_ahead(curriculum, session.actors, run, plan)
     if isinstance(session.actors, ActorGenerator):
         run.add_metrics(session.actors.take_metrics)
     loop = Loop(
@@ -105,20 +105,28 @@ def refuse_mixed_temperatures(config: TrainConfig, algorithm: Algorithm) -> None
         raise ConfigError(message("rl.temperature_schedule", [*points], accepted, remedy))
 
 
-def begin_ahead(
-    actors: AheadGenerator,
-    run: Run,
-    plan: BatchPlan,
-    problems: Sequence[Problem],
-    sizes: Sequence[int],
-    step: int,
-) -> None:
-    """Start to sample the problems of a later step, except those that the rollout log contains."""
-    recorded = run.recorded(step + 1)
-    known = {group.id for group in recorded.groups} if recorded else set[str]()
-    missing = [n for n, one in enumerate(problems) if one.group_id not in known]
-    some = [problems[n] for n in missing], [sizes[n] for n in missing]
-    actors.begin(ahead_calls(plan, *some, step))
+def start_ahead(curriculum: DrawsAhead, actors: AheadGenerator, run: Run, plan: BatchPlan) -> None:
+    """Let actors sample the problems that are drawn ahead, except those that are logged."""
+    log = run.rollouts.sampled
+    log.has_later_steps = True
+
+    def begin(problems: Sequence[Problem], sizes: Sequence[int], step: int) -> None:
+        log.turn_to(run.step + 1, actors.policy_version)
+        recorded = run.recorded(step + 1)
+        known = {group.id for group in recorded.groups} if recorded else set[str]()
+        missing = [
+            n
+            for n, one in enumerate(problems)
+            if one.group_id not in known and log.whole(one, range(sizes[n])) is None
+        ]
+        some = [problems[n] for n in missing], [sizes[n] for n in missing]
+        actors.begin(ahead_calls(plan, *some, step))
+
+    def finished(group: Group) -> None:
+        for one in group.completions:
+            log.add(group.problem, group.prompt, one)
+
+    curriculum.begin, actors.on_finished = begin, finished
 
 
 def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:

@@ -62,6 +62,24 @@ def test_a_damaged_file_is_sampled_again(tmp_path: Path) -> None:
     assert again.find(group.problem, group.completions[0].id) is None
 
 
+def test_groups_of_later_steps_move_to_the_file_of_the_next_step(tmp_path: Path) -> None:
+    log, groups = RolloutLog(tmp_path), make_rollouts(7)[0]
+    log.sampled.has_later_steps = True
+    log.sampled.turn_to(3, 0)
+    for group in groups:
+        for one in group.completions:
+            log.sampled.add(group.problem, group.prompt, one)
+    log.record(3, groups[:1], make_rollouts(7)[1][:1], {}, {})
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["sampled-000004.parquet", "step-000003.parquet"]
+    again = RolloutLog(tmp_path).sampled
+    again.has_later_steps = True
+    again.turn_to(2, 0)  # the run goes on from an older checkpoint
+    siblings = range(len(groups[0].completions))
+    known = [again.whole(group.problem, siblings) is not None for group in groups]
+    assert known == [False] + [True] * (len(groups) - 1)
+
+
 def test_it_is_gone_once_the_step_is_recorded(tmp_path: Path) -> None:
     log, groups = sampled(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["sampled-000003.parquet"]

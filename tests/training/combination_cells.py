@@ -89,7 +89,6 @@ REFUSED: Mapping[frozenset[str], str] = {
 """What is refused before a model is loaded, with words of the one line that says so."""
 SENSELESS: Mapping[frozenset[str], str] = {
     frozenset(("vllm", "actors")): "an actor needs real vLLM (tests/training/test_vllm.py)",
-    frozenset(("vllm", "ahead")): "an actor needs real vLLM, so this pair is not tested",
     frozenset(("actors", "ahead")): "`scale.steps_ahead` always uses rollout actors",
     frozenset(("teacher", "turns")): "the features need different values of `algorithm.name`",
 }

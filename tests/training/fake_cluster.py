@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +12,6 @@ import pytest
 from assay.scale import rollouts
 from assay.scale.cluster import ActorLost
 from assay.scale.rollout_actor import RolloutActor
-
-OPENING = threading.Lock()
 
 
 class Method:
@@ -26,17 +22,17 @@ class Method:
 
     def remote(self, *arguments: Any) -> Future[Any]:
         """Call the method in the actor's thread."""
+        if self.call.__name__ == "open":
+            # Transformers cannot load two models at the same time in one process.
+            done: Future[Any] = Future()
+            done.set_result(self.call(*arguments))
+            return done
         try:
-            return self.pool.submit(self._run, *arguments)
+            return self.pool.submit(self.call, *arguments)
         except RuntimeError as error:
             lost: Future[Any] = Future()
             lost.set_exception(error)
             return lost
-
-    def _run(self, *arguments: Any) -> Any:
-        # Transformers cannot load two models at the same time in one process.
-        with OPENING if self.call.__name__ == "open" else nullcontext():
-            return self.call(*arguments)
 
 
 class Handle:

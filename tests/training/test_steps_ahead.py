@@ -16,6 +16,7 @@ from assay.errors import ConfigError
 from assay.generate.engine import Engine
 from assay.learn.update import PolicyLearner
 from assay.run.directory import Run
+from assay.scale.ahead import AheadGenerator
 from assay.training.api import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -90,6 +91,16 @@ def test_a_run_that_is_stopped_and_resumed_learns_from_every_drawn_group_once(
     world: World, monkeypatch: pytest.MonkeyPatch, in_threads: FakeCluster
 ) -> None:
     whole = run_of(world, "whole", 2, rl={"steps": 6})
+    part = world.folder / "runs" / "part"
+    kept: dict[str, list[int]] = {}
+    plain = AheadGenerator.take_metrics
+
+    def take_metrics(self: AheadGenerator) -> dict[str, float]:
+        for _ in range(8):
+            self._look(0.05)
+        return plain(self)
+
+    monkeypatch.setattr(AheadGenerator, "take_metrics", take_metrics)
     for _ in range(3):
         with monkeypatch.context() as cut:
             cut.setattr(
@@ -97,11 +108,22 @@ def test_a_run_that_is_stopped_and_resumed_learns_from_every_drawn_group_once(
                 "stop_reason",
                 property(lambda run: "interrupted" if run.step >= run.first_step + 2 else None),
             )
-            part = world.folder / "runs" / "part"
             if part.exists():
                 train(resume=part, quiet=True)
             else:
                 run_of(world, "part", 2, rl={"steps": 6})
+        for path in (part / "rollouts").glob("sampled-*.parquet"):
+            table = pq.read_table(path)
+            kept |= dict(
+                zip(*(table[k].to_pylist() for k in ("completion_id", "tokens")), strict=True)
+            )
+    logged: dict[str, list[int]] = {}
+    for path in (part / "rollouts").glob("step-*.parquet"):
+        table = pq.read_table(path)
+        logged |= dict(
+            zip(*(table[k].to_pylist() for k in ("completion_id", "tokens")), strict=True)
+        )
+    assert kept and {name: logged[name] for name in kept} == kept, "finished groups are used"
     assert learned_groups(part) == learned_groups(whole)
     assert [row["step"] for row in rows_of(part, "metrics")] == [1, 2, 3, 4, 5, 6]
 
