@@ -57,7 +57,9 @@ def test_the_teacher_has_the_policy_in_context_at_scale_real() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_whole_recipe_runs_and_its_warm_up_teaches_refusals(tmp_path: Path, one_thread: None) -> None:
+def test_the_whole_recipe_runs_and_its_warm_up_teaches_refusals(
+    tmp_path: Path, one_thread: None
+) -> None:
     result = run_recipe("deliberative", directory=tmp_path, quiet=True)
     assert result.ended == "finished"
 
