@@ -97,6 +97,10 @@ class AheadGenerator(ActorGenerator):
                 self._start(problem, call.sampling, call.group_size)
         self._look(0.0)
 
+    def is_started(self, problem: Problem) -> bool:
+        """Whether the problem's group is in the queue."""
+        return any(one.problem is problem for one in self._queue.values())
+
     def generate(
         self,
         problems: Sequence[Problem],

@@ -122,7 +122,11 @@ class RunGenerator(GeneratorWrapper):
         log.turn_to(self._run.step + 1, self.policy_version)
         # Only whole groups are taken from the log here; the engine itself reuses completions.
         siblings = range(first_sibling, first_sibling + group_size)
-        found = {one.group_id: log.whole(one, siblings) for one in problems}
+        # A group that is sampled ahead is logged too, but must leave the queue of the generator.
+        is_started = getattr(self.generator, "is_started", lambda problem: False)
+        found = {
+            one.group_id: None if is_started(one) else log.whole(one, siblings) for one in problems
+        }
         missing = [one for one in problems if found[one.group_id] is None]
         if on_group is not None:
             for group in filter(None, found.values()):
