@@ -59,7 +59,8 @@ class AdamW:
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
-            # State is allocated at the first gradient, so unused parameters cost no memory.
+            # The state of a parameter is allocated at its first gradient, so unused parameters cost
+            # no memory.
             if name not in self.state:
                 self._begin(name)
             self.num_steps[name] += 1
@@ -102,7 +103,9 @@ class AdamW:
 
     @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
-        """Copy the state that `save` returned. Raises ValueError for a state of other parameters.
+        """Copy a state that `save` returned into this optimizer.
+
+        Raises ValueError for a state of other parameters.
 
         Lower halves match only the weights of the same save, so the caller must load these weights
         into the model too.
@@ -170,7 +173,7 @@ class _Workbench:
         parameter = piece["parameter"]
         weights = self._weights(piece)
         moments = [self._widened(name, piece[name]) for name in ("exp_avg", "exp_avg_sq")]
-        # torch's fused kernel increments the step count itself.
+        # The step count is set one lower, because torch's fused kernel increments it itself.
         self._num_steps.fill_(num_steps - 1)
         adamw(
             [weights],
@@ -179,7 +182,7 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
-            # torch's unfused AdamW makes several passes over memory, its fused AdamW one.
+            # torch's unfused AdamW makes several passes over memory, its fused AdamW only one pass.
             fused=True,
             amsgrad=False,
             maximize=False,
@@ -213,11 +216,11 @@ class _Workbench:
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
         """Write the moments back in bfloat16, with stochastic rounding."""
-        # Rounding to nearest would discard every relative change of a moment below 1/256.
+        # Rounding a moment to nearest would discard every relative change below 1/256.
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)
-        # One 32-bit random number serves both moments, with 16 bits each.
+        # Each 32-bit random number serves both moments, with 16 bits for each.
         halves = split_noise(noise, spare)
         for moment, name, half in zip(moments, ("exp_avg", "exp_avg_sq"), halves, strict=True):
             round_randomly(moment, half, out=piece[name])

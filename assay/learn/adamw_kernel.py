@@ -93,7 +93,7 @@ def step(
     rest = tensors.get("lower", tensors.get("master", parameter))
     rate, beta1, beta2 = settings["lr"], settings["beta1"], settings["beta2"]
     count = parameter.numel()
-    # The kernel joins and splits the bits of the weights, so it reads the weights as integers.
+    # The kernel reads the weights as integers, because it joins and splits their bits.
     bits = parameter.view(torch.int16) if halves else parameter
     adamw_kernel(
         -(-count // BLOCK),

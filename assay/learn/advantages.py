@@ -105,7 +105,8 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # A length penalty must not train on groups that dynamic sampling rejected.
+        # The groups are rejected here too, because a length penalty must not train on groups that
+        # dynamic sampling rejected.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -142,7 +143,8 @@ def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: 
         algorithm.aggregation,
         constant,
         counted_T=counted_T,
-        # Dividing by the maximum gives shares of exactly 1 for groups of equal size.
+        # The shares are divided by their maximum, which gives shares of exactly 1 for groups of
+        # equal size.
         share_R=size_P.max() / size_P[batch.group_R],
     )
 
@@ -182,10 +184,10 @@ def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
         G_k = sum_l gamma^l r_{k+l},  A_k = (G_k - baseline) / scale
 
     over the assistant turns k, where r_k is the sum of `token_rewards` in turn k. Baseline and
-    scale come from the siblings with a turn k. Whether a completion has a turn k is known before
-    the turn's action, so this choice of siblings adds no bias. A turn that no sibling has gets
-    advantage 0. Turns as actions follow Zhou et al., 2024 (arXiv 2402.19446). Rewards at turns
-    follow Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
+    scale of turn k come from the siblings that have a turn k. Whether a completion has a turn k is
+    known before the turn's action, so this choice of siblings adds no bias. A turn that no sibling
+    has gets advantage 0. Turns as actions follow Zhou et al., 2024 (arXiv 2402.19446). Rewards at
+    turns follow Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
     function normalizes the discounted sums.
     """
     acts_T, rewards_T = _episodes(batch, algorithm)
@@ -211,7 +213,8 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     if not algorithm.group_relative:
         return returns_T
     # Only the return from a row's first token is compared with the siblings' returns.
-    # Returns from later tokens have no counterpart, because rows differ in length.
+    # The returns from later tokens have no counterpart in the siblings, because rows differ in
+    # length.
     before_T = acts_T.long().cumsum(0) - acts_T.long()
     length_R = row_sums(acts_T.long(), row_T, num_rows)
     first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])
@@ -284,7 +287,7 @@ def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
     if len(chosen_N) == 0:
         return torch.zeros_like(values_T, dtype=torch.float64)
     lowest = chosen_N.min()
-    # Subtracting the minimum makes equal values exactly 0, unlike subtracting a mean.
+    # The minimum is subtracted instead of the mean, because this makes equal values exactly 0.
     above_N = chosen_N - lowest
     deviation_N = above_N - above_N.mean()
     variance = deviation_N.square().sum() / max(1, len(chosen_N) - 1)

@@ -1,9 +1,9 @@
 """Presets of algorithms and of preference methods, each with its paper.
 
-To add an algorithm, add a preset to the table. `rewards` (reward terms), `advantages` (credit,
-baseline, scale) and `losses` (surrogate, KL, aggregation) implement the fields of an algorithm
-preset. `preference_losses` implements the fields of a preference preset. `assay.config.algorithm`
-and `assay.config.preference` define the fields.
+A new algorithm needs only a new preset in the table. `rewards` (reward terms), `advantages`
+(credit, baseline, scale) and `losses` (surrogate, KL, aggregation) implement the fields of an
+algorithm preset. `preference_losses` implements the fields of a preference preset.
+`assay.config.algorithm` and `assay.config.preference` define the fields.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     """
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
-    # Without this check, ppo with another credit would train without critic and baseline.
+    # Without this check, the preset ppo with another credit would train without critic and
+    # baseline.
     if own.has_critic and not row.has_critic and overrides.get("baseline") is None:
         found = f"{row.credit!r}, which removes the critic of {row.name} and leaves no baseline"
         remedy = "or choose a method with a baseline, as rloo"
@@ -56,7 +57,7 @@ def preference(name: str, **overrides: Any) -> Preference:
 def for_generator(row: Algorithm, exact: bool) -> Algorithm:
     """Return the preset with the importance cap that the generator requires.
 
-    exact: the generator's log-probabilities equal the learner's. If exact is False, tokens get
+    exact: the generator's log-probabilities equal the learner's. If ``exact`` is False, tokens get
     importance weights capped at `IMPORTANCE_CAP`, or at the preset's own cap.
     """
     if exact or row.importance_cap is not None:

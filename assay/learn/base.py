@@ -64,7 +64,7 @@ class Learner(Protocol):
         ...
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        """Restore a state that `save_state` wrote, bit for bit. Raises RunError."""
         ...
 
 

@@ -29,9 +29,10 @@ def group_advantages(
         scale std: sqrt(sum (r - mean)^2 / (n - ddof)) + epsilon.
 
     An unjudged completion has advantage 0 and does not affect its siblings. A completion without a
-    judged sibling has advantage 0 with every group baseline. Equal rewards give exactly 0 and are
-    not scaled. owner_R: index (below R) of the completion that each reward belongs to, for rewards
-    of steps. ``leave_one_out`` then excludes all rewards of that completion.
+    judged sibling has advantage 0 with every group baseline. A group with equal rewards gets
+    exactly 0 and is not scaled. owner_R: index (below R) of the completion that each reward belongs
+    to, for rewards of steps. The baseline ``leave_one_out`` then excludes all rewards of that
+    completion.
     """
     rewards_R = torch.where(judged_R, rewards_R.double(), 0.0)
     above_R = _above_lowest(rewards_R, judged_R, group_R, num_groups)
@@ -50,7 +51,8 @@ def group_advantages(
                 own_num_R = row_sums(own_num_R, owner_R, len(owner_R))[owner_R]
             others_R = num_R - own_num_R
             advantages_R = above_R - (total_R - own_R) / others_R.clamp(min=1)
-            # Without a judged sibling there is nothing to compare with, so there is no gradient.
+            # A completion without a judged sibling has nothing to compare with, so it has no
+            # gradient.
             advantages_R = torch.where(others_R > 0, advantages_R, 0.0)
         case "none":
             advantages_R = rewards_R
@@ -80,7 +82,8 @@ def group_scale(
     deviation_R = torch.where(judged_R, above_R - mean_P[group_R], 0.0)
     squares_P = row_sums(deviation_R.square(), group_R, num_groups)
     std_P = (squares_P / (num_P - std_ddof).clamp(min=1)).sqrt()
-    # Equal rewards have advantage 0; dividing by epsilon alone would amplify rounding errors.
+    # Groups with equal rewards have advantage 0; dividing by epsilon alone would amplify rounding
+    # errors.
     return torch.where(std_P > 0, std_P + std_epsilon, 1.0)
 
 

@@ -49,7 +49,8 @@ def value_loss(
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
     if value_clip is not None:
         moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
-        # The maximum is pessimistic, as in PPO's ratio clip: a clip never reduces the loss.
+        # The larger of the two losses is taken, as in PPO's ratio clip: a clip never reduces the
+        # loss.
         bounded_T = (old_values_T + moved_T - returns_T).square()
         clipped_T = (bounded_T > squares_T).detach()
         squares_T = torch.maximum(squares_T, bounded_T)
@@ -138,7 +139,7 @@ class Critic:
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
-        # The tokens of other ranks are 0 on this rank, so the sum is exact.
+        # On this rank the tokens of other ranks are 0, so the sum is exact.
         self.passes.ranks.add([values_T])
         return values_T
 
@@ -147,7 +148,8 @@ class Critic:
         place = folder / FOLDER
         place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
-            # With the head in its score layer, the saved folder also loads as a reward model.
+            # The head is written into the score layer, so that the saved folder also loads as a
+            # reward model.
             self.own.write_score()
             self.passes.save_state(place)
         else:
@@ -167,9 +169,10 @@ class Critic:
 class CriticUpdate:
     """One critic update: the loss, the optimizer steps and the metrics of one batch.
 
-    pulled: whether the policy trains on the batch too.
+    pulled: whether the policy trains on the same batch.
 
-    ``joins``: whether the critic's loss is added to the policy loss, which needs shared layers.
+    The attribute ``joins`` tells whether the critic's loss is added to the policy loss, which needs
+        shared layers.
     ``is_known``: whether the values before the update already equal the returns, so that the critic
         takes no step of its own.
     """
@@ -191,7 +194,7 @@ class CriticUpdate:
         self.mask_T = advantages.mask_T
         shared = critic.shared and not critic.warms_up
         # Before the first nonzero reward, a critic that starts at 0 predicts the returns exactly.
-        # A step would then only move weights by momentum and decay.
+        # A step without gradient would move weights only by momentum and decay.
         foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
         self.is_known = foreseen and not (shared and pulled)
         self.joins = shared and not self.is_known
@@ -207,7 +210,8 @@ class CriticUpdate:
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
-        # Every state counts equally, whatever aggregation the policy loss uses.
+        # In the critic's loss every state counts equally, whatever aggregation the policy loss
+        # uses.
         weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
         self._weights_T = weights_T.float()
 
@@ -245,7 +249,7 @@ class CriticUpdate:
 
         Value metrics and explained variance use the values before the update.
         """
-        # A joint loss has left gradients in the critic's optimizer if the policy did not step.
+        # If the policy did not step, a joint loss has left gradients in the critic's optimizer.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         ranks = self.critic.passes.ranks

@@ -29,10 +29,10 @@ def gae_advantages(
         delta_t = r_t + gamma V(s_{t+1}) - V(s_t),
         A_t     = sum_l (gamma lambda)^l delta_{t+l}.
 
-    These are equations 11 to 16 of Schulman et al., 2016 (arXiv 1506.02438), over the actions
-    (``acts_T``) of each row, with V = 0 after the last action. values_T: V of the state before each
-    token. Lambda 1 gives the discounted return minus V(s_t) (equation 18), and lambda 0 gives
-    delta_t (equation 17).
+    The estimates follow equations 11 to 16 of Schulman et al., 2016 (arXiv 1506.02438), over the
+    actions (``acts_T``) of each row, with V = 0 after the last action. values_T: V of the state
+    before each token. Lambda 1 gives the discounted return minus V(s_t) (equation 18), and lambda 0
+    gives delta_t (equation 17).
     """
     rewards_N, row_N = _of_chosen(token_rewards_T, row_T, acts_T)
     values_N = values_T[acts_T].double()
@@ -81,7 +81,8 @@ def _discounted_sums(terms_N: Tensor, row_N: Tensor, longest: int, discount: flo
     """
     sums_N = terms_N
     covered = 1
-    # A recursion over tokens would take one small operation per token.
+    # The sums are vectorized, because a recursion over tokens would take one small operation per
+    # token.
     while covered < longest:
         same_row_N = row_N[covered:] == row_N[:-covered]
         rest_N = torch.where(same_row_N, sums_N[covered:] * discount**covered, 0.0)

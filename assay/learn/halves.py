@@ -23,13 +23,13 @@ def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
 def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -> None:
     """Split float32 ``numbers`` into ``upper`` (bfloat16) and ``lower`` (int16) without loss.
 
-    ``upper`` is the nearest bfloat16, with ties rounded away from zero. Ties to even would leave
-    differences of +32768, which int16 cannot represent. ``spare``: int32 buffer of the same shape,
-    overwritten.
+    ``upper`` is the nearest bfloat16, with ties rounded away from zero. Rounding ties to even would
+    leave differences of +32768, which int16 cannot represent. The argument ``spare`` is an int32
+    buffer of the same shape, which is overwritten.
     """
     bits = numbers.view(torch.int32)
     lower.copy_(bits)
-    # Ties to even would leave differences of +32768, which int16 cannot represent.
+    # Rounding ties to even would leave differences of +32768, which int16 cannot represent.
     torch.add(bits, 1 << (HALF - 1), out=spare)
     upper.view(torch.int16).copy_(spare.bitwise_right_shift_(HALF))
 

@@ -67,7 +67,7 @@ def policy_loss(
 
     With ``weights_T`` from `token_weights`, the loss is DeepSeekMath equation 3 (negated) for
     ``sequence_mean`` and surrogate ``clip``, DAPO equation 8 for ``token_mean``, and PPO equation 8
-    for surrogate ``ratio`` and a penalty. c_t is 1, or `importance_weight` under
+    for surrogate ``ratio`` and a penalty. The factor c_t is 1, or `importance_weight` under
     ``importance_cap``.
 
     logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
@@ -94,8 +94,8 @@ def policy_loss(
             kl_T = kl_T * batch.kl_factor_R[batch.row_T]
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
-    # The KL to the old policy is a metric of every algorithm, but few losses contain this KL.
-    # Without a penalty, the metric is computed without a graph for the backward pass.
+    # The KL to the old policy is a metric of every algorithm, but few losses contain it as a term.
+    # If the loss has no penalty, the metric is computed without a graph for the backward pass.
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
         old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
         penalty = (weights_T * old_kl_T).sum()
@@ -194,7 +194,8 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
-        # Only the value is bounded: a token that a teacher never generates must keep its gradient.
+        # Only the value of the divergence is bounded: a token that a teacher never generates must
+        # keep its gradient.
         bounded_T = difference_T.detach()
         return 0.5 * bounded_T.square() + bounded_T * (spans_T - spans_T.detach())
     return torch.expm1(-difference_T) + difference_T
@@ -236,7 +237,7 @@ def token_weights(
     share_R = counted_T.new_ones(num_rows) if share_R is None else share_R
     weights_T = loss_mask_T.to(torch.float64) * share_R[row_T]
     length_R = row_sums(counted_T, row_T, num_rows)
-    # Without a counted token all weights are 0, and the clamps only prevent a division by 0.
+    # If no token is counted, all weights are 0, and the clamps only prevent a division by 0.
     if aggregation == "token_mean":
         return weights_T / (share_R * length_R).sum().clamp(min=1)
     shares = torch.where(length_R > 0, share_R, 0.0).sum().clamp(min=1)

@@ -88,7 +88,7 @@ def age_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
     """
     sampled_T, num_rows = batch.sampled_T, len(batch.length_R)
     age_T = (policy_version - batch.versions_T)[sampled_T]
-    # Synchronous training always samples from the newest version, so all ages are 0.
+    # The ages are 0, because synchronous training always samples from the newest version.
     if not (age_T > 0).any():
         return {}
     row_T = batch.row_T[sampled_T]

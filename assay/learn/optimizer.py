@@ -103,21 +103,23 @@ class Optimizer:
         self._added: dict[str, Tensor] = {}
         narrow = {name: p for name, p in self.trained.items() if p.dtype != torch.float32}
         self._arena = Arena(narrow, torch.float32)
-        # torch adds gradients in the parameter's type.
-        # The hook moves each 16-bit gradient to float32 before the next pass adds to it.
+        # The gradient accumulators are needed because torch adds gradients in the parameter's type.
+        # A hook moves each 16-bit gradient to float32 before the next pass adds to it.
         for name, parameter in narrow.items():
             take = partial(_take, self._added, self._arena, name)
             parameter.register_post_accumulate_grad_hook(take)
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the next step."""
+        """Learning rate of the next optimizer step."""
         return learning_rate_at(self.num_steps, self.config, self.total_steps)
 
     @property
     def gradients(self) -> dict[str, Tensor]:
-        """The accumulated float32 gradients by parameter name. Parameters without a gradient are
-        absent."""
+        """The accumulated float32 gradients by parameter name.
+
+        The result omits parameters without a gradient.
+        """
         found = {name: self._added.get(name, p.grad) for name, p in self.trained.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
@@ -157,7 +159,7 @@ class Optimizer:
         """
         learning_rate = self.learning_rate
         gradients = self.summed_gradients()
-        # The gradient norm is the only number of a step for which the host waits.
+        # Of the numbers of a step, the host waits only for the gradient norm.
         norm = self.norm(gradients).cpu()
         grad_norm = norm.item()
         skipped = not gradients or not math.isfinite(grad_norm)
@@ -179,7 +181,8 @@ class Optimizer:
         if not self.ranks.divides:
             return own
         # A rank without work adds zeros for the parameters that other ranks used.
-        # A gradient of 0 would let weight decay move a parameter that no rank used.
+        # Parameters that no rank used keep the gradient None, because a gradient of 0 would let
+        # weight decay move them.
         used = {name for names in self.ranks.gather(list(own)) for name in names}
         found: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
@@ -223,13 +226,13 @@ class Optimizer:
 def _take(added: dict[str, Tensor], arena: Arena, name: str, parameter: Tensor) -> None:
     """Add a parameter's gradient to its float32 accumulator in ``added``, and drop the gradient."""
     gradient = parameter.grad
-    # A gradient of None: the backward pass has already added the gradient to the accumulator.
+    # If a gradient is None, the backward pass has already added the gradient to the accumulator.
     if gradient is None:
         return
     if name not in added:
         added[name] = arena.take(name).copy_(gradient)
     else:
-        # Adding a whole 16-bit gradient would first copy it to float32, so pieces are added.
+        # Pieces are added, because adding a whole 16-bit gradient would first copy it to float32.
         for _, piece in pieces({"sum": added[name], "term": gradient}):
             piece["sum"].add_(piece["term"])
     parameter.grad = None
@@ -252,15 +255,16 @@ def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_state(file: Path, state: State, plain: Plain, num_steps: int) -> None:
     """Write a state: tensors by parameter and key, the other values, and the number of steps."""
     tensors = {f"{n}|{key}": t for n, held in state.items() for key, t in held.items()}
-    # A single metadata key, because safetensors writes several keys in arbitrary order.
-    # Equal states must give equal files.
+    # All metadata has a single key, because safetensors writes several keys in arbitrary order.
+    # The entries are sorted, because equal states must give equal files.
     state_of_all = {"num_steps": num_steps, "plain": plain}
     metadata = {"state": json.dumps(state_of_all, sort_keys=True)}
     save_file(_without_sharing(tensors), file, metadata=metadata)
 
 
 def described_state(file: Path) -> tuple[set[str], Plain, int]:
-    """Return (names of parameters, the other values, number of steps), without the tensors."""
+    """Return the names of the parameters, the other values and the number of steps, without the
+    tensors."""
     try:
         with safe_open(file, framework="pt") as opened:
             state = json.loads(opened.metadata()["state"])

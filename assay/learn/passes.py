@@ -30,12 +30,13 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
-# Names of the learner methods that all ranks run together. All other methods run on rank 0 only.
+# Names of the learner methods that all ranks run together.
+# All other methods of the learner run on rank 0 only.
 SHARED_CALLS = (
     "score_batch",
     "update",
     "load_state",
-    # Of the preference learner and the reward learner.
+    # Type of the state of the preference learner and of the reward learner.
     "logprobs",
     "reference_logprobs",
     "refresh_reference",
@@ -43,7 +44,7 @@ SHARED_CALLS = (
     "look",
     "scores",
 )
-# Names of further methods that all ranks run if the weights are sharded.
+# Names of learner methods that all ranks run in addition if the weights are sharded.
 SHARDED_CALLS = ("gather", "save_state")
 # Number of elements per parameter in the checksum of `PassesLearner.digest`.
 DIGESTED = 16
@@ -59,8 +60,8 @@ class Passes:
     tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint
         supports `load_state` only.
     ranks: the learner ranks that share the passes.
-    shards: the rows of the policy's weights that this rank holds; None: every rank holds all. The
-        layout is then plain, without the lean path.
+    shards: the rows of the policy's weights that this rank holds; None: every rank holds all. If a
+        rank holds only some rows, the layout is plain, without the lean path.
     """
 
     def __init__(
@@ -172,13 +173,14 @@ class Passes:
             yield from self.clock.each(micro_batches, what, part)
             return
         padded, empty = self.shards.aligned(micro_batches, self.device)
-        # The clock would end an interrupted update in one rank, and a checkpoint needs all ranks.
+        # Ranks do not end an update by the clock, because the clock would end an interrupted update
+        # in one rank, and a checkpoint needs all ranks.
         yield from padded
         for micro_batch in empty:
             with self.recomputed():
                 stats = self.stats(micro_batch)
                 if torch.is_grad_enabled():
-                    # The other ranks sum their gradients in this pass.
+                    # In this pass, the other ranks sum their gradients too.
                     self.backward(0.0 * stats.logprobs_T.sum())
 
     def backward(self, loss: Tensor) -> None:
@@ -213,8 +215,8 @@ class Passes:
     ) -> Tensor:
         """Return the log-probability of each token, [T] float32, under the policy or ``model``.
 
-        ``model`` may be on another device than the batch. what: name of the work in progress
-        displays.
+        ``model`` may be on another device than the batch. what: name of the work that progress
+        displays show.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         there = batch if model is None else batch.to(next(model.parameters()).device)
@@ -295,7 +297,7 @@ class PassesLearner:
 
     @property
     def all_optimizers(self) -> list[Optimizer]:
-        """Optimizers of the policy and of further trained models."""
+        """The optimizers of the policy and of all other trained models."""
         return [passes.optimizer for passes in self.all_passes]
 
     @property
@@ -320,7 +322,7 @@ class PassesLearner:
 
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
-        # Ranks with sharded weights hold different elements.
+        # Ranks with sharded weights hold different elements of each tensor.
         if self.passes.shards is not None:
             return self.state_version
         # A step changes nearly all elements, so a few of them detect ranks that differ.
@@ -372,7 +374,8 @@ class RecomputedActivations:
             raise ModelError(message("model.activation_checkpointing", found, "false"))
         self._layers: list[Any] = list(layers)
         for layer in self._layers:
-            # The reentrant form drops gradients if no input needs one, as with a frozen embedding.
+            # The checkpointing is not reentrant, because the reentrant form drops gradients if no
+            # input needs one, as with a frozen embedding.
             recompute = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
             layer._gradient_checkpointing_func = recompute
 

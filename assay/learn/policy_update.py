@@ -27,12 +27,14 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
     Tokens with a nonzero advantage carry gradient. All trained tokens carry gradient if the loss
     has a KL to the reference or an entropy bonus. A penalty on KL(old || new), ``tau`` and a trust
-    region have zero gradient at the old policy. These terms count only if some token in the batch
-    has an advantage, because otherwise the policy never moves away from the old policy.
+    region have zero gradient at the old policy. The penalty, ``tau`` and the trust region count
+    only if some token in the batch has an advantage, because otherwise the policy never moves away
+    from the old policy.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
-    # These terms have zero gradient at the old policy, and only advantages move the policy away.
+    # At the old policy these terms have zero gradient, and only advantages move the policy away
+    # from it.
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
         return advantages.mask_T
@@ -42,8 +44,8 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 class PolicyUpdate:
     """Per-token data of one policy update.
 
-    carries_T: mask of tokens that carry gradient. learns: whether the update trains the policy; if
-    False, the update only measures the policy.
+    carries_T: mask of the tokens that carry gradient. learns: whether the update trains the policy;
+    if False, the update only measures the policy.
 
     Attributes:
 
@@ -51,7 +53,7 @@ class PolicyUpdate:
     old_logprobs_T: log-probabilities before the update, from scoring or from each token's first
         forward pass in the update.
     first_logprobs_T, entropy_T: values from each token's first forward pass in the update.
-    met_T: mask of tokens that had a forward pass.
+    met_T: mask of the tokens that had a forward pass.
     old_kl_T: KL(old || new) estimates from each token's last loss, or from after the update
         (``kl_after``). NaN: not measured.
     losses: loss and ``carries_T`` of each micro-batch.
@@ -80,7 +82,7 @@ class PolicyUpdate:
         self.old_logprobs_T = self.first_logprobs_T if scored_T is None else scored_T
         self.entropy_T = nothing_T.clone()
         self.met_T = torch.zeros_like(batch.sampled_T)
-        # NaN marks tokens that no forward pass has reached.
+        # A NaN marks a token that no forward pass has reached.
         self.old_kl_T = torch.full_like(nothing_T, torch.nan)
         self.kl_after = False
         self.losses: list[tuple[LossParts, Tensor]] = []
@@ -95,7 +97,8 @@ class PolicyUpdate:
         self._groups: list[int] = []
 
     def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
-        """Return the micro-batches of an optimizer step on these groups; empty: no step.
+        """Return the micro-batches of an optimizer step on these groups; an empty list means no
+        step.
 
         Groups without gradient are skipped; in the first epoch, a forward pass measures such
         groups.
@@ -112,7 +115,8 @@ class PolicyUpdate:
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
         """Return the gradient of the loss with respect to token statistics, if known in advance."""
-        # Old log-probabilities from scoring serve several steps, after which ratios are not 1.
+        # Old log-probabilities from scoring serve several steps, and after the first step the
+        # ratios are not 1.
         if self.batch.old_logprobs_T is not None:
             return None
         index_T = micro_batch.token_index_T
@@ -124,12 +128,13 @@ class PolicyUpdate:
         index_T = micro_batch.token_index_T
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
-        # Assigning a Python number by index would wait for the device.
+        # A Python number assigned by index would make the host wait for the device.
         self.met_T.index_fill_(0, index_T, True)
         self._fresh.append(index_T)
 
     def loss_of(self, micro_batch: MicroBatch) -> Callable[..., LossParts]:
-        """Return `policy_loss` as a function of log-probabilities and entropies alone."""
+        """Return the function `policy_loss`, taken as a function of log-probabilities and entropies
+        alone."""
         index_T = micro_batch.token_index_T
         return partial(
             policy_loss,
@@ -161,7 +166,7 @@ class PolicyUpdate:
             there_T = others_T.to(self.batch.device)
             for column_T, value_T in zip(columns, values, strict=True):
                 column_T[there_T] = value_T.to(column_T.device)
-        # All ranks hold the losses in the same order, so their metrics have the same bits.
+        # All ranks hold the losses in the same order, so the ranks' metrics have the same bits.
         mine = self.losses[self._num_exchanged :]
         self.losses[self._num_exchanged :] = ranks.concatenate(mine)
         self._num_exchanged = len(self.losses)
@@ -169,13 +174,14 @@ class PolicyUpdate:
     def went_too_far(self) -> bool:
         """Whether the current estimate of KL(old || new) exceeds `Algorithm.stop_kl`.
 
-        If True, the accumulated gradient is dropped. The result is False before the first step,
+        If True, the accumulated gradient is dropped. Before the first step the result is False,
         because the policy has not moved.
         """
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
             return False
-        # The gradient of the skipped step must not enter a later step.
+        # The gradient is dropped, because the gradient of a skipped step must not enter a later
+        # step.
         self.passes.optimizer.zero_grad()
         self.stopped_at = len(self.steps)
         return True
@@ -218,7 +224,8 @@ class PolicyUpdate:
         kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature, ranks)
         found = optimizer.summed_gradients()
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
-        # The norm is for the log only: the trust region bounds the step, so nothing is clipped.
+        # The gradient norm is only logged, because the trust region bounds the step, so nothing is
+        # clipped.
         norm = torch.nn.utils.get_total_norm(gradients).item()
 
         @torch.no_grad()
@@ -231,6 +238,7 @@ class PolicyUpdate:
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
         self.natural_steps.append(taken)
         optimizer.zero_grad()
-        # A natural step replaces the optimizer's step, so the policy version advances here.
+        # The policy version advances here, because a natural gradient step replaces the optimizer's
+        # step.
         optimizer.num_steps += taken.taken
         return StepReport(norm, taken.length, skipped=not taken.taken)

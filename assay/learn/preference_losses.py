@@ -49,8 +49,8 @@ def preference_loss(
     """Return (1/normalizer) times the sum of the losses of these pairs or completions.
 
     logprobs_R: log pi(y|x) of each completion, with gradient.
-    chosen_R: bool; the chosen completion of each pair, or the desirable unpaired completions. The
-        n-th chosen completion pairs with the n-th rejected one.
+    chosen_R: bool; True for the chosen completion of each pair, or for the desirable unpaired
+        completions. The n-th chosen completion pairs with the n-th rejected one.
     beta: value for this step, because a schedule may change the preset's beta.
     normalizer: number of pairs (completions under ``prospect``) of the optimizer step.
     ref_logprobs_R: required by presets with a reference.
@@ -119,8 +119,8 @@ def label_losses(
 ) -> Tensor:
     """Return the loss of each unpaired completion, [R]: w (1 - sigmoid(+-beta (s - z0))).
 
-    The sign is + for desirable completions. The loss is lambda_y - v(x, y) of KTO equations 7 and
-    8, with the preset's weights as lambda. z0 has no gradient.
+    In the prospect loss, the sign is + for desirable completions. The loss is lambda_y - v(x, y) of
+    KTO equations 7 and 8, with the preset's weights as lambda. z0 has no gradient.
     """
     above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)

@@ -48,8 +48,8 @@ class PreferenceLearner(PassesLearner):
     Both completions of a pair share one forward and backward pass, because the gradient of each
     completion depends on both. A pair that exceeds a micro-batch takes two passes. The first pass
     over such a pair runs without gradient and yields the derivative of the loss by each
-    log-probability. The second pass over such a pair trains the completions separately. Two passes
-    give the same gradient as one pass, at a cost that is one third higher.
+    log-probability. For a pair that exceeds a micro-batch, the second pass trains the completions
+    separately. Two passes give the same gradient as one pass, at a cost that is one third higher.
 
     keep_reference: keep a copy of the initial policy, for `reference_logprobs`.
     """
@@ -136,7 +136,7 @@ class PreferenceLearner(PassesLearner):
         fits_P = (size_P <= most) | (num_rows_P == 1)
         is_mine_P = np.isin(np.arange(batch.num_groups), mine)
         fitting = np.flatnonzero(fits_P & is_mine_P)
-        # A limit above the whole batch makes each call of `split` return a single micro-batch.
+        # With a limit above the whole batch, each call of `split` returns a single micro-batch.
         everything = int(size_P.sum()) + 1
         micro_batches = [
             part
@@ -148,7 +148,7 @@ class PreferenceLearner(PassesLearner):
     def _learn_apart(self, batch: Batch, groups: list[int], task: _Task) -> None:
         """Accumulate the gradient of groups whose rows take separate passes."""
         passes = self.passes
-        # The groups are this rank's already, so they are not divided again.
+        # These groups already belong to this rank, so they are not divided again.
         parts = batch.split(passes.max_tokens, passes.layout, groups)
         with torch.no_grad():
             for part in parts:
@@ -165,7 +165,7 @@ class PreferenceLearner(PassesLearner):
             gains_T = gains_T.float()
             with passes.recomputed():
                 stats = passes.stats(part, expected=Gains(gains_T))
-                # This linear loss needs one row at a time and has the true loss's gradient.
+                # The linear loss below needs one row at a time and has the true loss's gradient.
                 (gains_T * stats.logprobs_T).sum().backward()
 
 
@@ -272,7 +272,7 @@ def preference_metrics(
 
     Without pairs, the accuracy compares every desirable completion with every undesirable one. A
     tie counts as one half. With a reference, all comparisons are ties before the first step.
-    Metrics that compare both kinds are omitted if one kind is missing.
+    Metrics that compare chosen and rejected completions are omitted if one kind is missing.
     """
     rewards_R = implicit_rewards(strengths_R, row, beta)
     columns = {

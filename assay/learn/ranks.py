@@ -21,15 +21,16 @@ from torch import Tensor
 from assay.errors import RunError, WorkerDied, cause
 
 if TYPE_CHECKING:
-    # Some builds of torch have no distributed part, and a single process does not need it.
+    # The import is optional, because some builds of torch have no distributed part, and a single
+    # process does not need it.
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 # Bytes of gradients that one collective call sums.
 # Small tensors are summed together in a bucket, because each call waits for the network.
-# One buffer for all gradients would double their memory.
+# Gradients are summed in buckets, because one buffer for all gradients would double their memory.
 BUCKET_BYTES = 2**25
 # Ranks wait for the next call while rank 0 samples, evaluates or saves, however long that takes.
-# A lost rank 0 closes its connections, which ends the wait at once.
+# If rank 0 is lost, it closes its connections, which ends the wait at once.
 CALL_PATIENCE = timedelta(days=365)
 
 Item = TypeVar("Item")
@@ -39,7 +40,7 @@ class Ranks:
     """This process's rank among the learner ranks, and the operations that connect them.
 
     Rank 0 is the process of the command. The other ranks repeat the calls of rank 0 (`follow`).
-    Outside of these calls rank 0 works alone, and every operation returns its argument. size: the
+    Outside of shared calls rank 0 works alone, and every operation returns its argument. size: the
     number of ranks.
     """
 
@@ -81,14 +82,16 @@ class Ranks:
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit
                 )
-                # Only ranks other than 0 wait for calls, so only these ranks need the long timeout.
+                # Only ranks other than 0 need the long timeout, because only these ranks wait for
+                # calls.
                 wait = CALL_PATIENCE if rank else limit
                 ranks._calls = dist.new_group(backend="gloo", timeout=wait)
         except BaseException:
             ranks.leave()
             raise
         finally:
-            # torch's own hook would prefix every later traceback of this process with the rank.
+            # torch's own exception hook would prefix every later traceback of this process with the
+            # rank.
             sys.excepthook = hook
         return ranks
 
@@ -124,7 +127,7 @@ class Ranks:
         if not self.divides:
             return
         for bucket in _buckets(tensors):
-            # A large tensor is summed in place, without a copy in a flat buffer.
+            # A large tensor is summed in place, which saves a copy in a flat buffer.
             if len(bucket) == 1 and bucket[0].is_contiguous():
                 with self.waiting("a sum"):
                     dist.all_reduce(bucket[0])
@@ -163,7 +166,8 @@ class Ranks:
                 self._send((name, args, kwargs))
             yield
         except BaseException:
-            # The other ranks are still inside this call, so they cannot receive a further call.
+            # No call is sent, because the other ranks are still inside the failed call and cannot
+            # receive a further call.
             self._is_broken = True
             raise
         finally:
@@ -171,7 +175,7 @@ class Ranks:
 
     def await_first(self) -> None:
         """Wait for rank 0 inside a shared call, however long rank 0 works alone."""
-        # Other operations end after `scale.patience`, which a large checkpoint may exceed.
+        # All other operations end after `scale.patience`, which a large checkpoint may exceed.
         if self.divides and self.rank == 0:
             self._send(None)
         elif self.divides:
@@ -217,7 +221,8 @@ class Ranks:
 
     @contextmanager
     def losing_none(self, what: str) -> Generator[None]:
-        """Do as `waiting` around code that communicates inside of torch; other errors pass."""
+        """Do as `waiting` around code that communicates inside of torch; other exceptions pass
+        unchanged."""
         try:
             yield
         except RuntimeError as error:

@@ -76,7 +76,7 @@ class Reference:
         save_file(held, folder / FILE)
 
     def load_state(self, folder: Path) -> None:
-        """Restore what `save_state` wrote, bit for bit. Raises RunError."""
+        """Restore a state that `save_state` wrote, bit for bit. Raises RunError."""
         path = folder / FILE
         try:
             saved: dict[str, Tensor] = load_file(path)
@@ -91,5 +91,6 @@ class Reference:
 
 
 def _own(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's memory; of a sharded parameter, this rank's rows."""
+    """Return a parameter's memory; for a sharded parameter, return the memory of this rank's
+    rows."""
     return local_part(parameter) if hasattr(parameter, "to_local") else parameter.detach()

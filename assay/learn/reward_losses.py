@@ -32,7 +32,7 @@ def pair_losses(
 
     The first term is the negative Bradley-Terry log-likelihood of one pair (Ouyang et al., 2022,
     arXiv:2203.02155, equation 1), with the margin m of Llama 2 (Touvron et al., 2023,
-    arXiv:2307.09288, equation 2). Pairs determine scores up to a constant only. The second term
+    arXiv:2307.09288, equation 2). Pairs determine the scores only up to a constant. The second term
     centers the scores at 0 (Eisenstein et al., 2023, arXiv:2312.09244). The caller divides by the
     number of pairs.
     """
@@ -48,8 +48,8 @@ def pair_losses(
 def log_odds(logits_MC: Tensor) -> Tensor:
     """Return the log-odds of a right text or step, [M]. The sigmoid is the probability.
 
-    With one class, the log-odds are the logit. With two classes, the log-odds are z_1 - z_0, so
-    that the sigmoid equals the softmax of class 1.
+    For a head with one class, the log-odds are the logit. For a head with two classes, the log-odds
+    are z_1 - z_0, so that the sigmoid equals the softmax of class 1.
     """
     if logits_MC.shape[-1] == 1:
         return logits_MC[..., 0]
@@ -76,7 +76,7 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
     """
     wrong_M = (labels_M < RIGHT).long()
     # Number of wrong steps before each step, counted over all rows.
-    # The count at the start of a row is the offset of that row.
+    # The count at the start of a row is subtracted, because it is the offset of that row.
     before_M = wrong_M.cumsum(0) - wrong_M
     starts_M = torch.ones_like(row_M, dtype=torch.bool)
     starts_M[1:] = row_M[1:] != row_M[:-1]

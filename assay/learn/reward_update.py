@@ -75,7 +75,7 @@ class RewardLearner(PassesLearner):
         return [scores for _, of_group in ordered for scores in of_group]
 
     def _mine(self, groups: Sequence[ScoredGroup]) -> list[int]:
-        """Return the indices of this rank's groups."""
+        """Return the indices of the groups that this rank trains on."""
         ranks = self.passes.ranks
         # Counting tokens compares all texts of a group, which one process can save.
         costs = [group.num_tokens(self.passes.layout) if ranks.divides else 0 for group in groups]
@@ -90,7 +90,8 @@ class RewardLearner(PassesLearner):
         """Return the normalizer: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
-        # The first micro-batch's backward pass needs the normalizer of the whole step.
+        # The normalizer is computed first, because the first micro-batch's backward pass needs the
+        # normalizer of the whole step.
         texts = [text for group in groups for text in group.texts]
         if self.objective.kind == "outcome":
             return len(texts)

@@ -1,6 +1,6 @@
 """Rewards per completion or per token, computed from verdicts.
 
-The reward of an unjudged completion may be any value. `advantages` excludes it.
+If a completion is unjudged, its reward may be any value. `advantages` excludes it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def judged_rows(batch: Batch) -> Tensor:
 def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
     """Return the terms of a completion's reward, [R] float64 each.
 
-    outcome: The verdict's reward. With ``outcome_gate``, groups without a passed completion use
-        the verdict's score instead. With ``keep = "correct"`` and no baseline, the outcome is 1
-        for completions that passed, so that all kept completions have the same weight.
+    outcome: The verdict's reward. If the algorithm has an ``outcome_gate``, groups without a passed
+        completion use the verdict's score instead. With ``keep = "correct"`` and no baseline, the
+        outcome is 1 for completions that passed, so that all kept completions have the same weight.
     overlong: `overlong_penalty`, if there is a buffer; 0 in groups with a closed outcome gate.
     kl: -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL.
     """
@@ -67,7 +67,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
     judged_T = judged_rows(batch)[batch.row_T]
     acts_T = batch.sampled_T & judged_T
     index_T = torch.arange(batch.num_tokens, device=batch.device)
-    # Injected tokens may follow the last sampled token, so the end of the row is not enough.
+    # The end of the row is not enough, because injected tokens may follow the last sampled token.
     last_index_R = index_T.new_full((batch.num_rows,), -1).scatter_reduce_(
         0, batch.row_T, torch.where(acts_T, index_T, -1), "amax"
     )

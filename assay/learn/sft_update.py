@@ -27,7 +27,8 @@ class SFTLearner(PassesLearner):
 
     cross_entropy: weight c of the cross-entropy in the loss. The teacher divergence has weight 1 -
         c.
-    teacher: teacher of the updates that get none, such as the copy that each learner rank loads.
+    teacher: teacher for updates without a teacher of their own, such as the copy that each learner
+        rank loads.
     """
 
     def __init__(
@@ -40,12 +41,12 @@ class SFTLearner(PassesLearner):
     def update(self, batch: Batch, teacher: Teacher | None = None) -> Update:
         """Take one optimizer step on the mean loss over the sampled tokens.
 
-            -c log p(token) + (1 - c) temperature^2 D.
+            With a teacher, the loss of a token is -c log p(token) + (1 - c) temperature^2 D.
 
         Here c is the weight of the cross-entropy, and D is the divergence of the two distributions
         at the teacher's temperature (Hinton et al., 2015, arXiv 1503.02531, section 2). The square
-        of the temperature keeps the gradient scale. Without a teacher the loss has no D. Raises
-        OutOfMemory.
+        of the temperature keeps the gradient scale. If there is no teacher, the loss has no
+        divergence term. Raises OutOfMemory.
         """
         passes = self.passes
         teacher = self.teacher if teacher is None else teacher
@@ -58,7 +59,7 @@ class SFTLearner(PassesLearner):
                 part_T = weights_T[micro_batch.token_index_T]
                 target = None if teacher is None else teacher.target(micro_batch, passes)
                 pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2
-                # The loss is linear in the statistics, so its gradient is known in advance.
+                # The gradient is known in advance, because the loss is linear in the statistics.
                 gains = Gains(
                     -self.cross_entropy * part_T,
                     divergence_T=None if target is None else pull * part_T,

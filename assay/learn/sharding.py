@@ -34,10 +34,10 @@ LOWER = "lower"
 class Shards:
     """The rows of every weight that this rank holds, and the passes through the whole model.
 
-    model: the complete model, with the same weights in every rank. The constructor shards it in
-    place and frees the other rows. full: in rank 0, another copy of the model, which receives the
-    weights of all ranks for sampling and checkpoints; None in the other ranks. parts: this rank's
-    rows of each trained parameter, in float32.
+    model: the complete model, with the same weights in every rank. The constructor shards the model
+    in place and frees the rows of other ranks. full: in rank 0, another copy of the model, which
+    receives the weights of all ranks for sampling and checkpoints; None in the other ranks. parts:
+    this rank's rows of each trained parameter, in float32.
 
     Raises ModelError for a model without layers that can be sharded.
     """
@@ -62,7 +62,7 @@ class Shards:
     def aligned(
         self, micro_batches: Sequence[MicroBatch], device: torch.device
     ) -> tuple[list[MicroBatch], list[MicroBatch]]:
-        """Return this rank's micro-batches, and empty micro-batches that follow them.
+        """Return this rank's micro-batches, followed by empty micro-batches.
 
         Every call of a layer is a collective operation. Ranks must therefore have equally many
         micro-batches, and make equally many calls of the model in each.
@@ -131,7 +131,7 @@ class Shards:
                 yield name, torch.cat(parts)[: self._shapes[name][0]]
 
     def rows(self, name: str) -> slice:
-        """Return the range of this rank's rows."""
+        """Return the range of the rows that this rank holds."""
         first = min(self.ranks.rank * self._padded(name)[0], self._shapes[name][0])
         return slice(first, first + len(self.parts[name]))
 
@@ -144,8 +144,9 @@ class Shards:
         """Return a rank's rows as a flat tensor of the size that all ranks send."""
         flat = part.detach().reshape(-1)
         if dtype == torch.bfloat16:
-            # A checkpoint holds the upper halves. Rounding differs from them where a weight lies
-            # exactly between two numbers, so a resumed run would sample with other weights.
+            # A checkpoint holds the upper halves.
+            # Rounding the float32 weights again would differ from the upper halves where a weight
+            # lies exactly between two numbers, so a resumed run would sample with other weights.
             upper = torch.empty_like(flat, dtype=dtype)
             scratch = torch.empty_like(flat, dtype=torch.int32)
             split_halves(flat, upper, torch.empty_like(flat, dtype=torch.int16), scratch)
@@ -167,7 +168,9 @@ class Shards:
 
 
 class ShardedOptimizer(Optimizer):
-    """Steps this rank's rows of the weights. The norm for clipping is that of all ranks.
+    """Optimizer that steps this rank's rows of the weights.
+
+    The gradient norm for clipping is the norm over all ranks.
 
     A checkpoint has the format of one process, so that any number of ranks can load it.
     """
@@ -205,7 +208,7 @@ class ShardedOptimizer(Optimizer):
     def save_state(self, folder: Path) -> None:
         """Write the state of all ranks from rank 0, in the format of one process.
 
-        The state travels to rank 0, which holds all of it until it is written.
+        The optimizer state travels to rank 0, which holds all of it until it is written.
         """
         state, plain = self.rule.save()
         keys = sorted({key for held in state.values() for key in held})
@@ -216,7 +219,7 @@ class ShardedOptimizer(Optimizer):
                 whole[name][key] = rows
         if self.shards.dtype == torch.bfloat16:
             for name, rows in self.shards.collected(self.shards.parts, torch.float32):
-                # `gather` has written the same upper halves.
+                # The function `gather` has written the same upper halves.
                 upper = self.shards.full.get_parameter(name)
                 lower = torch.empty_like(rows, dtype=torch.int16)
                 split_halves(
@@ -264,7 +267,7 @@ class ShardedOptimizer(Optimizer):
 class _Root(nn.Module):
     """Calls a function of the model while FSDP has gathered the embedding and the head.
 
-    The output head is used outside of the model's own forward pass.
+    Code outside the model's own forward pass uses the output head.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -287,7 +290,8 @@ def local_part(tensor: Any) -> Tensor:
 
 def _shard(root: Any, dtype: torch.dtype) -> None:
     """Shard the layers of a model and then its other weights, in float32."""
-    # Some builds of torch have no distributed part, and a single process does not need it.
+    # The import is optional, because some builds of torch have no distributed part, and a single
+    # process does not need it.
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -300,18 +304,18 @@ def _shard(root: Any, dtype: torch.dtype) -> None:
     mesh = DeviceMesh.from_group(world, "cpu")
     policy = MixedPrecisionPolicy()
     if dtype != torch.float32:
-        # The stored weights are the float32 masters, and gradients are summed in float32.
+        # The stored weights are the float32 master weights, and gradients are summed in float32.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in (*layers, root):
         for parameter in module.parameters():
-            # Each part becomes float32 just before its other rows are freed.
+            # Each part is converted to float32 just before the other rows of its tensor are freed.
             if parameter.dtype != torch.float32:
                 parameter.data = parameter.data.float()
         # Weights that stay gathered after a pass without gradient would miss the next step.
         sharded: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
         # A loss has the normalizers of the whole batch, so gradients are summed and not averaged.
         sharded.set_gradient_divide_factor(1.0)
-        # Gloo has no reduction that multiplies by a factor.
+        # Sum reduction is forced, because Gloo has no reduction that multiplies by a factor.
         sharded.set_force_sum_reduction_for_comms(True)
 
 

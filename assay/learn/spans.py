@@ -22,7 +22,7 @@ from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.packing import Batch, pack
 from assay.types import Completion, Group, Verdict
 
-# Number of preceding tokens that can change how the first tokens of a text decode.
+# Number of preceding tokens that can change the decoded text of the next tokens.
 CONTEXT = 8
 # The search for the end of a span stops after this many tokens.
 LONGEST = 64
@@ -82,6 +82,7 @@ class SpanTeacher:
                 groups.append(Group(problem, prompt, tuple(given)))
         if not groups:
             return torch.from_numpy(found).to(batch.device)
+        # The verdicts are placeholders:
         # `pack` requires verdicts, although the teacher only computes log-probabilities.
         none = Verdict.not_judged("unavailable", "none@1")
         asked = pack(groups, [[none] * len(group.completions) for group in groups], batch.device)
@@ -103,7 +104,7 @@ class SpanTeacher:
         ended = bool(own) and own[-1] in self._eos_ids
         size = len(own) - ended
         whole = _decoded(self._tokenizer, own[:size])
-        # The teacher cannot encode text after an incomplete character.
+        # After an incomplete character, the teacher cannot encode the text.
         text, broken, _ = whole.partition(PIECE)
         ended = ended and not broken
         theirs = self.renderer.tokenizer
@@ -148,9 +149,9 @@ def text_ends(
 ) -> list[int | None]:
     """Return the character offset in ``text`` at the end of each token.
 
-    None marks a token that ends inside a character or decodes to different text. before: the tokens
-    that precede the text. Each decoding step covers only the few tokens that a complete character
-    needs.
+    A None entry marks a token that ends inside a character or decodes to different text. before:
+    the tokens that precede the text. Each decoding step covers only the few tokens that a complete
+    character needs.
     """
     every = [*before[-CONTEXT:], *tokens]
     first = len(every) - len(tokens)
@@ -165,7 +166,7 @@ def text_ends(
         if now.startswith(known) and not piece.endswith(PIECE) and text.startswith(piece, done):
             done += len(piece)
             ends.append(done)
-            # Decoding restarts at the previous span end, so that the cost stays linear.
+            # Decoding restarts at the end of the previous span, so that the cost stays linear.
             anchor, settled = settled, end
             known = _decoded(tokenizer, every[anchor:settled])
         else:
@@ -174,5 +175,5 @@ def text_ends(
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
-    # Cleanup is off, because it would remove spaces that the policy has generated.
+    # Cleanup of spaces is off, because it would remove spaces that the policy has generated.
     return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -34,9 +34,9 @@ def leveled_log_ratio(
         sequence_mean: (1/N) sum_t d_t, the log of the ratios' geometric mean (GSPO equation 7).
         sequence_product: sum_t d_t, the log-ratio of completions (DeepSeek-R1 equation 1).
 
-    All tokens of a row share its log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore its
-    surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
-    papers. The other aggregations count the surrogate once per token.
+    All tokens of a row share the row's log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore the
+    row's surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
+    papers. All other aggregations count the surrogate once per token.
     """
     if level == "token":
         return log_ratio_T
@@ -55,11 +55,12 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
 
-    This is equation 7 of Schulman et al., 2017 (PPO), and with unequal ranges equation 10 of DAPO.
-    With a dual clip c, tokens with A < 0 have the loss -max(min(r A, clip(r) A), c A) (Ye et al.,
-    2020, arXiv 1912.09729, equation 5).
+    The clipped surrogate is equation 7 of Schulman et al., 2017 (PPO), and with unequal ranges
+    equation 10 of DAPO. With a dual clip c, tokens with A < 0 have the loss -max(min(r A, clip(r)
+    A), c A) (Ye et al., 2020, arXiv 1912.09729, equation 5).
     """
-    # The minimum is pessimistic: beyond the clip, a ratio that lowers the gain keeps its gradient.
+    # The smaller of the two gains is taken: beyond the clip, a ratio that lowers the gain keeps its
+    # gradient.
     clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped_T = ratio_T * advantages_T
     surrogate_T = torch.minimum(unclipped_T, clipped_ratio_T * advantages_T)
@@ -92,8 +93,8 @@ def cispo_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of clipped weights), both [T].
 
-    These are equations 4 and 5 of MiniMax-M1 (arXiv 2506.13585). sg stops the gradient through the
-    weight, so that a clipped token keeps its own gradient.
+    The surrogate follows equations 4 and 5 of MiniMax-M1 (arXiv 2506.13585). sg stops the gradient
+    through the weight, so that a clipped token keeps its own gradient.
     """
     ratio_T = ratio_T.detach()
     weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)

@@ -40,7 +40,8 @@ class TeacherModel:
         self.divergence, self.context_length = divergence, context_length
         self._device = next(model.parameters()).device
         head = Head.of(model)
-        # Hidden states [T, D] are smaller to copy between devices than logits [T, V].
+        # Hidden states are copied between devices, because hidden states [T, D] are smaller than
+        # logits [T, V].
         bias_V = None if head.bias_V is None else head.bias_V.to(device)
         self._head = Head(head.weight_VD.to(device), bias_V, head.scale, head.softcap)
 
@@ -80,7 +81,7 @@ class CachedTeacher:
         self._divergence = divergence
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> TopKLogprobs:
-        """Return the cached distributions at the tokens of a micro-batch."""
+        """Return the cached teacher distributions at the tokens of a micro-batch."""
         index_T = micro_batch.token_index_T
         tokens_TK, logprobs_TK, rest_T = (one[index_T].to(passes.device) for one in self._found)
         return TopKLogprobs(tokens_TK, logprobs_TK, rest_T, self._divergence)
@@ -122,17 +123,17 @@ class TeacherElsewhere(ABC):
 
 
 class AbsentTeacher(TeacherElsewhere):
-    """Stands for a teacher that only rank 0 queries, in the other learner ranks."""
+    """Stand-in for a teacher that only rank 0 queries, used in the other learner ranks."""
 
     def __init__(self) -> None:
         super().__init__(1, 1, Divergence())
 
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
-        """Raise, because rank 0 sends the results."""
+        """Raise, because only rank 0 sends the teacher's results."""
         raise AssertionError("only rank 0 queries this teacher")
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Raise, because rank 0 sends the results."""
+        """Raise, because only rank 0 sends the teacher's results."""
         raise AssertionError("only rank 0 queries this teacher")
 
 

@@ -44,9 +44,10 @@ class NaturalStep:
 
     kl, improvement: KL(old || new) and decrease of the loss at the end of the line search.
     backtracks: number of times the line search halved the step.
-    cg_residual: |F s + g| / |g|, with damping.
+    cg_residual: residual |F s + g| / |g| of the conjugate gradient method, with damping.
     length: factor on the natural direction.
-    taken: if False, the parameters are unchanged, and kl, improvement and length are 0.
+    taken: whether the step was taken; if False, the parameters are unchanged, and kl, improvement
+        and length are 0.
     """
 
     kl: float
@@ -57,7 +58,7 @@ class NaturalStep:
     taken: bool
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of this step."""
+        """Return the metrics of this natural gradient step."""
         return {
             "trust_region/kl": self.kl,
             "trust_region/improvement": self.improvement,
@@ -94,7 +95,7 @@ def natural_step(
     )
     curvature = torch.dot(direction, fisher(direction)).item()
     refused = NaturalStep(0.0, 0.0, 0, residual, 0.0, taken=False)
-    # Without positive curvature s'Fs, the step length is undefined, so no step is taken.
+    # If the curvature s'Fs is not positive, the step length is undefined, so no step is taken.
     if not (curvature > 0 and math.isfinite(curvature)):
         return refused
     length = math.sqrt(2.0 * max_kl / curvature)
@@ -106,7 +107,7 @@ def natural_step(
             for parameter, start, part in zip(parameters, old, parts, strict=True):
                 parameter.copy_(start + length * part.view_as(start))
         after, kl = evaluate()
-        # Both comparisons are False for NaN, so such a step is rejected.
+        # Both comparisons are False for NaN, so a step with NaN is rejected.
         if after < before and kl <= max_kl:
             return NaturalStep(kl, before - after, backtracks, residual, length, taken=True)
         length *= SHRINK
@@ -144,8 +145,9 @@ def conjugate_gradient(
 class TokenKL:
     """Mean KL(old || new) over the loss tokens of micro-batches, exact over the vocabulary.
 
-    The old policy is the policy at construction. masks: loss tokens of each micro-batch. The
-    forward pass uses the model's own modules in the plain layout, which support second derivatives.
+    The old policy is the policy at the time of construction. masks: loss tokens of each
+    micro-batch. The forward pass uses the model's own modules in the plain layout, which support
+    second derivatives.
     ranks: learner ranks that hold the other micro-batches.
     """
 
@@ -215,14 +217,15 @@ class TokenKL:
         if self._kept is not None:
             return self._kept
         micro_batch, mask_T = self._parts[n]
-        # Fused attention has no second derivative, so the math backend is used.
+        # The math backend is used, because fused attention has no second derivative.
         with sdpa_kernel(SDPBackend.MATH):
             new_TV = self._logprobs(micro_batch)
             kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)
             gradient = self._flat(
                 torch.autograd.grad(kl, self.parameters, create_graph=True, materialize_grads=True)
             )
-        # Only one graph is kept: the graphs of all micro-batches would need too much memory.
+        # The graph of only one micro-batch is kept, because the graphs of all micro-batches would
+        # need too much memory.
         if len(self._parts) == 1:
             self._kept = gradient
         return gradient

@@ -46,14 +46,14 @@ class PolicyLearner(PassesLearner):
     total_steps: optimizer steps of the critic, for its learning-rate schedule. The policy takes no
         steps during the critic's warm-up.
     epochs: passes over each batch.
-    num_minibatches: optimizer steps per epoch, each on a share of the groups.
+    num_minibatches: number of optimizer steps per epoch, each on a share of the groups.
     keep_reference: measure the KL to the initial policy even if the algorithm has no KL term.
     teacher: teacher that replaces the reference.
     critic: critic settings, if the algorithm has a critic.
     critic_start: initial value model of a critic with its own layers; None: a copy of the policy.
     seed: seed of the assignment of groups to minibatches.
     kl_factors: factor of the KL to the reference by tag. If several tags of a problem have a
-    factor, the first of them counts.
+    factor, the factor of the first tag counts.
 
     ``algorithm`` is the preset in effect, whose dynamic weights change from batch to batch.
 
@@ -83,7 +83,7 @@ class PolicyLearner(PassesLearner):
         self.seed = seed
         self.kl_factors = dict(kl_factors or {})
         needs_reference = keep_reference or algorithm.kl_weight > 0
-        # A teacher replaces the reference, so no copy of the policy is kept beside a teacher.
+        # A teacher replaces the reference, so with a teacher no copy of the policy is kept.
         self.reference = teacher or (Reference(passes.policy) if needs_reference else None)
         self.optimizer = passes.optimizer
         self.critic = None
@@ -128,12 +128,14 @@ class PolicyLearner(PassesLearner):
             factor_P = torch.tensor(factors, dtype=torch.float32, device=self.device)
             batch = replace(batch, kl_factor_R=factor_P[batch.group_R])
         if self.passes.ranks.size > 1:
-            # Only rank 0 is connected to such a teacher, or has the problems that it renders.
+            # Only rank 0 is connected to a remote teacher, or has the problems that a teacher with
+            # its own tokenizer renders.
             if isinstance(self.reference, TeacherElsewhere | SpanTeacher):
                 with self.clock.phase("score"), self.passes.open():
                     logprobs_T = self.reference.logprobs(batch, self.passes)
                 batch = replace(batch, ref_logprobs_T=logprobs_T)
-            # Problems contain answers and tests, which other ranks do not need.
+            # Problems are removed before sending, because they contain answers and tests, which
+            # other ranks do not need.
             batch = replace(batch, problems=())
         return self.score_batch(batch, temperature)
 
@@ -169,11 +171,11 @@ class PolicyLearner(PassesLearner):
         Normalizers count all tokens of an optimizer step, so the loss does not depend on the split
         into micro-batches. Groups without gradient get a forward pass only, because entropy, KL and
         mismatch cover all completions. A minibatch without gradient takes no optimizer step:
-        weights, moments, weight decay, schedule and policy version stay unchanged. The critic takes
-        no step if its values equal the returns, and such a batch does not count as warm-up. The
-        update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`. If
-        the critic has a warm-up, the first batches train the critic only. Dynamic weights change at
-        the end. Raises OutOfMemory.
+        weights, moments, weight decay, schedule and policy version stay unchanged. If the critic's
+        values equal the returns, the critic takes no step, and the batch does not count as warm-up.
+        The update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`.
+        If the critic has a warm-up, the first batches train the critic only. Dynamic weights change
+        at the end of an update. Raises OutOfMemory.
         """
         row, passes, critic_update = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
@@ -192,7 +194,7 @@ class PolicyLearner(PassesLearner):
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
                 for micro_batch in passes.each(micro_batches, "update", part):
-                    # Before the first step every ratio is 1, so the gradient is known.
+                    # Before the first optimizer step every ratio is 1, so the gradient is known.
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
                         stats = passes.stats(micro_batch, expected=gains)
@@ -203,10 +205,12 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
-                        # Policy and critic share layers, so one backward pass serves both.
+                        # One backward pass serves both losses, because policy and critic share
+                        # layers.
                         passes.backward(parts.loss + joint)
                     policy.add_loss(micro_batch, parts)
-                # Ranks must agree on the KL before any rank decides to stop.
+                # The KL is exchanged first, because ranks must agree on it before any rank decides
+                # to stop.
                 policy.exchange()
                 if policy.learns_now and policy.went_too_far():
                     break
@@ -219,7 +223,7 @@ class PolicyLearner(PassesLearner):
         with fixed_order(self.device):
             metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
             metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        # Without scoring, the first forward pass yields the old log-probabilities.
+        # Without a scoring pass, the first forward pass yields the old log-probabilities.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
@@ -232,7 +236,7 @@ class PolicyLearner(PassesLearner):
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout, and the state of optimizer and algorithm.
 
-        The critic's state goes to a subfolder.
+        The critic's state is written to a subfolder.
         """
         self.passes.save_state(folder)
         state: dict[str, float] = {name: getattr(self.algorithm, name) for name in self._moving}
@@ -318,7 +322,8 @@ def minibatches(
     for epoch in range(epochs):
         order = np.arange(num_groups)
         if num_minibatches > 1:
-            # A function of seed, version and epoch, so a resumed run needs no saved random state.
+            # The order is a function of seed, version and epoch, so a resumed run needs no saved
+            # random state.
             order = np.random.default_rng((seed, version, epoch)).permutation(num_groups)
         for part in np.array_split(order, num_minibatches):
             if len(part):
@@ -331,9 +336,10 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
         kl < target / 1.5: weight / 2.
         kl > target * 1.5: weight * 2.
 
-    The rule is that of Schulman et al., 2017 (PPO), section 4. ``kl`` is measured after the update
-    that used ``weight``, in the unit of ``target``. A ``kl`` of NaN leaves the weight unchanged.
-    The weight never reaches 0, because doubling could not increase a weight of 0.
+    The rule for the penalty's weight is that of Schulman et al., 2017 (PPO), section 4. The value
+    ``kl`` is measured after the update that used ``weight``, in the unit of ``target``. A ``kl`` of
+    NaN leaves the weight unchanged. The weight never reaches 0, because doubling could not increase
+    a weight of 0.
     """
     if kl < target / PENALTY_BAND:
         # The weight is kept above 0, because doubling could never increase a weight of 0.
@@ -351,10 +357,10 @@ def next_kl_weight(
         e      = clip((kl - target) / target, -0.2, 0.2),
         weight = weight (1 + e num_completions / horizon).
 
-    The rule is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The paper uses a gain
-    of 0.1 per batch. Here the gain is the number of completions divided by the horizon, so the
-    controller's speed does not depend on the number of completions per step. A ``kl`` of NaN leaves
-    the weight unchanged. The weight stays positive for every horizon.
+    The rule for the KL weight is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The
+    paper uses a gain of 0.1 per batch. In this controller the gain is the number of completions
+    divided by the horizon, so its speed does not depend on the number of completions per step. A
+    ``kl`` of NaN leaves the weight unchanged. The weight stays positive for every horizon.
     """
     if kl != kl:
         return weight
@@ -368,7 +374,7 @@ def steer(
     """Return the preset for the next step, with adjusted dynamic weights.
 
     kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both KL values are
-    in nats per token. A value of None was not measured and leaves its weight unchanged.
+    in nats per token. A KL value of None was not measured and leaves its weight unchanged.
     """
     if algorithm.kl_target is not None and kl is not None:
         weight = next_kl_weight(

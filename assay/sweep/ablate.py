@@ -81,7 +81,7 @@ def _rules(config: TrainConfig, run: Path) -> list[str]:
     keys = {key for row in [*rows[0], *rows[1]] for key in row}
 
     def is_measured(rule: Rule) -> bool:
-        # A configured rule whose metrics a run lacks ends the run after its first step.
+        # A guard rule whose metrics a run lacks would end the run after its first step.
         of_heldout = "eval/pass_at_1" in rule.reads or rule.check == "against_heldout"
         found = bool(rows[1]) if of_heldout else any(filter_keys(keys, one) for one in rule.reads)
         return found or not rule.needs
@@ -126,14 +126,15 @@ def _expressions(config: TrainConfig) -> Mapping[str, str]:
         if not re.fullmatch(r"[\w-]+", tag):
             accepted = "tags of letters, digits, _ and -, which an override can name"
             raise ConfigError(message("data.verifier_by_tag", json.dumps(tag), accepted))
-        # A part's own verifier takes precedence over the same tag in data.verifier_by_tag.
+        # In a mixture, a part's own verifier takes precedence over the same tag in
+        # data.verifier_by_tag.
         key = f"mixture.{tag}.verifier" if tag in of_parts else f"verifier_by_tag.{tag}"
         found[f"data.{key}"] = expression
     return found
 
 
 def _without(expression: str, name: str) -> str:
-    """Return an expression in which the terms of a name have the weight 0."""
+    """Return a verifier expression in which all terms with a name have the weight 0."""
     terms = parse_expression(expression)
     if all(one.name != name for one in terms):
         return expression
@@ -144,7 +145,7 @@ def _word(term: Term, off: bool) -> str:
     if off:
         return f"{term.name}*0"
     # A term without a number keeps its default weight, which the verifier declares.
-    # The grammar has signs before a term only, not before its number.
+    # The grammar of expressions allows a sign only before a term, not before its number.
     is_negative = term.negative or (term.weight or 0.0) < 0
     weight = "" if term.weight is None else f"*{abs(term.weight)!r}"
     return f"{'-' if is_negative else ''}{term.name}{weight}"

@@ -65,8 +65,8 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     of_baseline = alike[file.settings.baseline]
     for arm, measured in alike.items():
         for key in {**of_baseline, **measured}:
-            # Rows with a tag have the verifier of all rows, if the tag has none of its own. Options
-            # of a verifier that only one arm uses follow from another difference.
+            # If a tag has no verifier of its own, its rows have the verifier of all rows.
+            # Options of a verifier that only one arm uses follow from another difference.
             usual, value = (
                 one.get(key, one[FIRST_TERM] if key.endswith(FIRST) else None)
                 for one in (of_baseline, measured)
@@ -85,7 +85,7 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _measured(config: TrainConfig) -> dict[str, str]:
-    """Return all settings that determine what a held-out accuracy is."""
+    """Return all settings that determine how held-out accuracy is measured."""
     data, evaluation, own_options = config.data, config.evaluation, config.verification.options
     terms = {f"data.verifier_by_tag.{tag}{FIRST}": one for tag, one in data.verifier_by_tag.items()}
     terms[FIRST_TERM] = data.verifier
@@ -112,8 +112,9 @@ def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
     """Yield a message if several runs at a time would each take all cores."""
     unset = [trial.arm for trial in trials if trial.configs[-1].run.threads is None]
     if parallel > 1 and unset:
-        # With the number of threads, the last bits of a result change, so it cannot depend on
-        # --parallel: a serial sweep and a parallel one must give the same figures.
+        # With the number of threads, the last bits of a result change, so the number cannot depend
+        # on --parallel.
+        # A serial sweep and a parallel one must give the same figures.
         accepted = "a number, or each of the runs takes all cores"
         remedy = (
             'add set = ["run.threads=1"] (in a recipe shared.run.threads=1) above the arms, or'
@@ -156,7 +157,7 @@ class _Prompt:
 
 
 def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a message for the first report question that a source of an arm contains."""
+    """Yield a message for the first question of the report set that a source of an arm contains."""
     report = file.settings.report
     assert report is not None
     where = file.place("report.problems")
@@ -169,7 +170,7 @@ def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     for problem in problems:
         questions.add(normalize(problem))
         places.append(problem.place)
-    # Arms usually share their sources, each of which is read once.
+    # Each source is read only once, because arms usually share their sources.
     for source, arm in _sources(trials).items():
         for prompt in _prompts(source):
             if (same := questions.equal(prompt.words)) is not None:
@@ -188,9 +189,10 @@ def _sources(trials: Sequence[Trial]) -> dict[str, str]:
             for stage in trial.recipe.stages.values():
                 listed += stage.tree.get("inputs", ()) if stage.kind == "data" else ()
         made = f"{Path(trial.name).absolute()}/"
-        # Outputs of a recipe's own stages derive from sources that are listed too.
+        # The outputs of a recipe's own stages derive from sources that are checked too.
         own = ("@", f"{RUN_PREFIX}@", made, f"{RUN_PREFIX}{made}")
-        # The list grows while it is read: the other run may itself learn from a run.
+        # The list of sources grows while it is read, because the other run may itself learn from a
+        # run.
         listed = list(dict.fromkeys(listed))
         for source in listed:
             if source.startswith(own):

@@ -17,9 +17,9 @@ CHANCE = 0.05
 class ArmRow:
     """One arm of the table.
 
-    values: metric by seed; a seed whose run did not finish is missing. difference: of the arm minus
-    the baseline, over the seeds that both have; None for the baseline. p_holm: p value of the
-    difference after Holm's correction for all comparisons of the table.
+    values: metric of an arm by seed; seeds whose run did not finish are missing. difference: of the
+    arm minus the baseline, over the seeds that both have; None for the baseline. p_holm: p value of
+    the difference after Holm's correction for all comparisons of the table.
     """
 
     arm: str
@@ -56,15 +56,17 @@ class SweepTable:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are enough seeds for a claim."""
+        """Whether the comparison has enough seeds for a claim."""
         return self.num_seeds >= MIN_SEEDS
 
     def best(self, higher: bool) -> ArmRow:
         """Return the arm with the best mean difference to the baseline.
 
-        In a tie the baseline wins, then the first in the file. Arms without a pair cannot win.
+        In a tie the baseline wins, and after it the first arm in the file. An arm without a
+        finished pair cannot win.
         """
-        # Means over different seeds are not comparable: an arm that lost its bad seeds would win.
+        # An arm that lost its bad seeds would otherwise win, because means over different seeds are
+        # not comparable.
         gains = {self.baseline: 0.0}
         for row in self.compared:
             if row.difference is not None and row.difference.num_seeds:
@@ -108,7 +110,7 @@ def compare_arms(
         if arm != baseline:
             found = [by_seed[seed] - base[seed] for seed in both]
             differences[arm] = SeedDifference.of(found)
-    # A difference without a p value counts as a comparison that found nothing.
+    # A comparison without a p value counts as a comparison that found nothing.
     p_values = [1.0 if one.p_value is None else one.p_value for one in differences.values()]
     corrected = dict(zip(differences, holm(p_values), strict=True))
     rows = [

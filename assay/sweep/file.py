@@ -36,7 +36,7 @@ class ArmSection(Section):
 
 
 class ReportSection(Section):
-    """Problems on which the winner is reported, and which influence no choice."""
+    """Problems on which the winner is reported; these problems influence no choice."""
 
     problems: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of problems. A question that any arm trains or evaluates on is an error."""
@@ -80,7 +80,7 @@ class SweepFile:
 
     @property
     def name(self) -> str:
-        """Name of the sweep: that of its file."""
+        """The name of a sweep is the name of its file."""
         return self.path.stem
 
     def place(self, key: str) -> str:
@@ -89,13 +89,14 @@ class SweepFile:
         return f"{self.path}{f':{line}' if line else ''} {key}"
 
     def base_of(self, arm: str) -> tuple[str, str]:
-        """Return the base of an arm, and the key that names it."""
+        """Return the base that an arm names, and the key that names it."""
         own = self.settings.arms[arm].base
         return (self.settings.base, "base") if own is None else (own, f"arms.{arm}.base")
 
     @property
     def other_seeds(self) -> tuple[int, ...]:
-        """Seeds of the second sweep: those of the first, shifted beyond its largest seed."""
+        """Seeds of the second sweep: the seeds of the first sweep, shifted beyond its largest
+        seed."""
         seeds = self.settings.seeds
         return tuple(seed + max(seeds) - min(seeds) + 1 for seed in seeds)
 
@@ -104,7 +105,8 @@ def read_sweep(path: Path) -> SweepFile:
     """Read and validate a sweep file. Raises ConfigError with one line per fault."""
     tree, lines = read_toml(path)
     if "arms" not in tree:
-        # A run file or a recipe would otherwise get one line for each of its keys.
+        # The base is checked first, because a run file or recipe would get one line for each
+        # unknown key.
         accepted = "a sweep file, with base, baseline, seeds and a table [arms.NAME] for each arm"
         raise ConfigError(message(str(path), "no [arms]", accepted))
     settings = read_section(SweepSection, tree, str(path), lines)

@@ -16,7 +16,7 @@ ACCURACY = "accuracy"
 LAST = 10
 """Number of steps at the end over which a metric of the steps is averaged."""
 
-# A metric that a run lacks would only be noticed after the first run, which may take hours.
+# The metric is checked before the first run, because a run that lacks it may take hours.
 # docs/metrics.md explains each name; tests/sweep compares the page with this table.
 METRICS: Mapping[str, str] = {
     "advantage": "mean std",
@@ -74,7 +74,7 @@ def is_of_evaluations(name: str) -> bool:
 
 
 def value_of(run: Path, name: str) -> float:
-    """Return a finished run's metric. Raises RunError if the run has no such number."""
+    """Return a finished run's metric. Raises RunError if the run has no value of the metric."""
     if is_of_evaluations(name):
         rows = read_step_rows(run / "evaluations.jsonl")
         last = _last_evaluation(rows)
@@ -105,8 +105,9 @@ def num_not_judged(run: Path, name: str) -> int:
 
 def _last_evaluation(rows: Sequence[Row]) -> Row:
     """Return the last evaluation of the deciding kind; empty if the last step has none."""
-    # An evaluation that could not be judged has no accuracy. An earlier one does not replace it: at
-    # step 0, all arms would have the same accuracy.
+    # An evaluation that could not be judged has no accuracy.
+    # An earlier evaluation does not replace it, because all arms would have the same accuracy at
+    # step 0.
     deciding = of_deciding_kind(rows) or rows
     alike = [row for row in rows if kind_of(row) == kind_of(deciding[0])]
     return alike[-1] if alike and alike[-1]["step"] == rows[-1]["step"] else {}

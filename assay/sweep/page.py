@@ -1,4 +1,4 @@
-"""The page of a sweep: table, figure and the words around them, as text, Markdown and SVG."""
+"""The page of a sweep: table, figure and explanations, as text, Markdown and SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEAD = ("arm", "mean", "difference (95 % interval)", "p", "p, Holm")
 class Reported:
     """Accuracy of the winner on the report set, which influenced no choice.
 
-    table: the winner and the baseline on the report set, or the baseline alone if it won.
+    table: the winner and the baseline on the report set, or only the baseline if it won.
     """
 
     problems: Sequence[str]
@@ -34,10 +34,12 @@ class Reported:
 class SweepResult:
     """Result of a sweep.
 
-    first: comparison over the file's seeds. other: over other seeds, if it was asked for.
-    reported: the winner on the report set; None without one, or if a run is missing. unfinished:
-    reason by name of each run that did not finish or lacks the metric. not_judged: number of
-    completions without a verdict by name of each run whose measured evaluation has any.
+    first: comparison over the seeds in the sweep file. other: comparison over other seeds, if other
+        seeds were requested.
+    reported: the winner's result on the report set; None without a report set, or if a run is
+    missing. unfinished: for each run that did not finish or lacks the metric, the reason by the
+    run's name. not_judged: for each run whose measured evaluation lacks verdicts, the number of
+    such completions, by the run's name.
     """
 
     name: str
@@ -62,7 +64,10 @@ class SweepResult:
         return not self.unfinished
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values. They do not depend on time, machine, kills or ``--parallel``."""
+        """Return JSON values.
+
+        The written results do not depend on time, machine, kills or ``--parallel``.
+        """
         reported = None
         if self.reported is not None:
             found = self.reported
@@ -159,7 +164,7 @@ def _p(value: float | None) -> str:
 
 
 def _notes(table: SweepTable) -> Iterator[str]:
-    """Yield what the table does and does not show, one sentence a line."""
+    """Yield sentences about what the table shows and does not show, one sentence a line."""
     count = len(table.compared)
     if not count:
         return
@@ -230,7 +235,7 @@ def _about_winner(result: SweepResult) -> Iterator[str]:
 
 
 def _replication(first: SweepTable, other: SweepTable) -> Iterator[str]:
-    """Yield whether the second sweep confirms each difference of the first."""
+    """For each difference of the first sweep, yield whether the second sweep confirms it."""
     for row in first.compared:
         again = other.row(row.arm).difference
         found = row.difference

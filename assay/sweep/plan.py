@@ -79,7 +79,7 @@ def plan_sweep(path: Path, parallel: int = 1, other_seeds: bool = False) -> Swee
     """Check a sweep as `run_sweep` does, and plan its time without training.
 
     Each arm's first seed is planned: the model is loaded, and a few products and decoding steps are
-    timed. Raises UserError with every fault of every arm.
+    timed. Raises UserError with every fault of every arm of the sweep.
     """
     file = read_sweep(path)
     seeds = [*file.settings.seeds, *(file.other_seeds if other_seeds else ())]

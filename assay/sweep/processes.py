@@ -22,7 +22,8 @@ start = subprocess.Popen
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A command. log: file of its output, which is appended to. environment: further variables.
+    """A command. log: file to which the command's output is appended. environment: further
+    variables.
 
     out: file of standard output alone, which exists only if the command succeeds; None: the log.
     """
@@ -46,11 +47,13 @@ class JobEnd:
 def run_jobs(
     jobs: Sequence[TrainingJob], parallel: int, ended: Callable[[JobEnd], None]
 ) -> tuple[list[JobEnd], bool]:
-    """Run commands, ``parallel`` at a time. Return their ends, and whether the user interrupted.
+    """Run commands, ``parallel`` at a time.
+
+    Return the results of the commands, and whether the user interrupted them.
 
     A failed command does not stop the others. The first Ctrl-C or SIGTERM starts no more commands
-    and sends SIGTERM to the running ones, which end with a checkpoint; a second one kills them. If
-    this process is killed, its commands are killed too. ended: called after each command.
+    and sends SIGTERM to the running commands, which end with a checkpoint; a second signal kills
+    them. If this process is killed, its commands are killed too. ended: called after each command.
     """
     if not jobs:
         return [], False
@@ -99,8 +102,8 @@ class _Running:
             stdout=self._files[-1],
             stderr=self._files[0],
             env={**os.environ, **job.environment, **environment},
-            # Ctrl-C reaches only this process, which stops each command once: a second signal
-            # would end a run without its checkpoint.
+            # Ctrl-C reaches only this process, which stops each command once.
+            # A second signal would end a run without its checkpoint.
             start_new_session=True,
         )
 

@@ -62,7 +62,10 @@ class SweepFolder:
 
     @classmethod
     def read(cls, folder: Path) -> SweepFolder:
-        """Read the manifest of a directory; without one, the sweep is new. Raises RunError."""
+        """Read the sweep's manifest in a directory; without a manifest, the sweep is new.
+
+        Raises RunError.
+        """
         found = read_record(folder / MANIFEST, _Manifest)
         return cls(folder) if found is None else cls(folder, found.keys, found.other_seeds)
 
@@ -78,14 +81,16 @@ class SweepFolder:
 
 @dataclass(frozen=True)
 class Runner:
-    """How a sweep runs its commands. command: words that start ``assay`` in another process."""
+    """Options with which a sweep runs its commands. command: words that start ``assay`` in another
+    process."""
 
     command: Sequence[str]
     parallel: int
     say: Say
 
     def run(self, jobs: Sequence[TrainingJob], check: Callable[[str], None] | None = None) -> None:
-        """Run commands and print their ends. check: called with the name of each that succeeded.
+        """Run commands and print how each command ended. check: function that is called with the
+        name of each command that succeeded.
 
         Raises Interrupted after Ctrl-C or SIGTERM.
         """
@@ -115,7 +120,7 @@ def run_sweep(
 
     A finished run is kept as long as its settings and input files are unchanged; an interrupted run
     is resumed. other_seeds: also run all arms with other seeds, now and in later calls. Raises
-    UserError for invalid input, with every fault of every arm, and Interrupted.
+    UserError with every fault of every arm for invalid input, and Interrupted after a signal.
     """
     file = read_sweep(path)
     folder = directory / file.name
@@ -123,10 +128,10 @@ def run_sweep(
     has_others = other_seeds or SweepFolder.read(folder).other_seeds
     trials, others = _checked_trials(file, has_others, runner.parallel)
     folder.mkdir(parents=True, exist_ok=True)
-    # Two processes would start the same runs.
+    # Two processes at a time would start the same runs.
     lock = DirectoryLock(folder)
     try:
-        # Another command may have ended since the check, and its runs are in the manifest.
+        # Another command may have ended since the check, and the manifest then has its runs.
         known = SweepFolder.read(folder)
         if known.other_seeds and not has_others:
             trials, others = _checked_trials(file, True, runner.parallel)
@@ -149,7 +154,8 @@ def run_sweep(
 def _checked_trials(
     file: SweepFile, has_others: bool, parallel: int
 ) -> tuple[list[Trial], list[Trial]]:
-    """Return the checked trials of the file's seeds, and those of the other seeds if asked for."""
+    """Return the checked trials of the file's seeds, and the trials of the other seeds if
+    requested."""
     trials = trials_of(file, file.settings.seeds)
     others = trials_of(file, file.other_seeds) if has_others else []
     check_sweep(file, [*trials, *others], parallel)
@@ -159,10 +165,10 @@ def _checked_trials(
 def _run_trials(
     known: SweepFolder, trials: Sequence[Trial], metric: str, runner: Runner
 ) -> dict[str, str]:
-    """Run the missing trials. Return why each unfinished one did not finish.
+    """Run the missing trials. For each unfinished run, return why it did not finish.
 
-    A finished run without the metric counts as unfinished. Raises RunError if it is the first
-    finished run, so that the others are not run for nothing.
+    A finished run that lacks the metric counts as unfinished. Raises RunError if the first finished
+    run lacks the metric, so that the other runs are not run for nothing.
     """
     arms = {trial.arm for trial in trials}
     of_seed = [trial for trial in trials if trial.seed == trials[0].seed]
@@ -200,7 +206,7 @@ def _run_trials(
         is_measured = True
 
     asked = [(one, own[one.name], keys[one.name]) for one in ready]
-    # Kept runs show that the metric exists, too.
+    # If finished runs are kept, they show that the metric exists, too.
     kept = [one for one in ready if known.keys.get(one.name) == keys[one.name]]
     kept = [one for one in kept if why_unfinished(known, own[one.name]) is None]
     is_measured = any(why_not_measured(one.name) is None for one in kept)
@@ -222,7 +228,7 @@ def _run_all(
     runner: Runner,
     check: Callable[[str], None] | None = None,
 ) -> set[str]:
-    """Run (trial, trial without shared stages, key) that are not finished yet.
+    """Run the unfinished runs of (trial, trial without shared stages, key).
 
     Return the names of the runs whose inputs changed since the keys were computed.
     """
@@ -232,7 +238,7 @@ def _run_all(
     def ended(name: str) -> None:
         trial, key = by_name[name]
         if key_of(trial) != key:
-            # It may have read either input, so no key describes it.
+            # The run may have read the old or the new input, so no key describes it.
             known.put(name, "")
             changed.add(name)
         elif check is not None:
@@ -263,8 +269,8 @@ def _job_of(
     if (place / made).is_file() and file.is_file() and file.read_bytes() == text:
         return TrainingJob(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
     if os.path.lexists(place):
-        # It was killed before its first file was written, or, for example, a guard stopped it and
-        # has other settings now.
+        # The run was killed before its first file was written, or, for example, a guard stopped the
+        # run and the sweep file now has other settings.
         move_aside(place, "unfinished")
     file.parent.mkdir(exist_ok=True)
     write_atomic(file, text)
@@ -278,7 +284,7 @@ def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
     place = known.folder / trial.name
     if trial.recipe is not None:
         rows = RecipeManifest.read(place).rows
-        # The first stages may have run elsewhere, as shared stages of other arms; the last may not.
+        # The first stages may have run as shared stages of other arms, but the last stage may not.
         *_, last = trial.recipe.stages
         if last in rows and rows[last].finished:
             return None
@@ -289,7 +295,8 @@ def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
     ended = why_ended(read_events(place / "events.jsonl")) if place.is_dir() else None
     if ended is not None and ended.startswith("finished"):
         return None
-    # The message of a guard goes on with what to read and to do.
+    # The first line of a guard's message is used, because the message continues with what to read
+    # and to do.
     return (ended or "not finished").partition("; ")[0]
 
 
@@ -306,8 +313,8 @@ def key_of(trial: Trial) -> str:
 
 def _name_checkpoints(tree: dict[str, Any]) -> None:
     """Replace each existing model that a run or a stage of a recipe names by its checkpoint."""
-    # A run's folder changes with its report, and RUN@best with its next evaluation. The
-    # checkpoint that they name does not change.
+    # A run's folder changes with its report, and the checkpoint RUN@best with its next evaluation.
+    # The checkpoint that both name does not change.
     if kind_of(tree) == "model":
         if tree["model"] != TINY:
             tree["model"] = _checkpoint(tree["model"])
@@ -320,8 +327,8 @@ def _name_checkpoints(tree: dict[str, Any]) -> None:
 
 @cache
 def _checkpoint(path: str) -> str:
-    """Return the folder of the checkpoint that a model's path names, or the path itself."""
-    # Cached, because the files of a checkpoint are compared with their hashes.
+    """Return the folder of the checkpoint that a model's path names, or return the path itself."""
+    # The result is cached, because the files of a checkpoint are compared with their hashes.
     return str(find_checkpoint(path) or path)
 
 
@@ -338,7 +345,8 @@ def _code_of(module: str) -> Iterator[Path]:
     if path.with_suffix(".py").is_file():
         yield path.with_suffix(".py")
     if (path / "__init__.py").is_file():
-        # A package usually collects its names from its other files.
+        # The other files of a package count too, because a package usually collects its names from
+        # them.
         yield from path.rglob("*.py")
     inits = (folder / "__init__.py" for folder in path.parents if folder != Path())
     yield from filter(Path.is_file, inits)
@@ -400,7 +408,8 @@ def _compare(
 def report_sampling(evaluation: EvaluationConfig) -> list[str]:
     """Return the options of `assay eval` for the first temperature of a run's evaluations."""
     first, *_ = evaluation.temperatures
-    # As in the run: greedy completions are all the same, so assay eval refuses several.
+    # As in the run's own evaluation, greedy completions are all the same, so assay eval refuses
+    # several.
     count = evaluation.num_samples if first > 0 else 1
     return ["--samples", str(count), "--temperature", str(first)]
 
@@ -412,7 +421,7 @@ def _report(
     result: SweepResult,
     runner: Runner,
 ) -> Reported:
-    """Measure the winner and the baseline on the report problems, by their last checkpoints."""
+    """Measure the last checkpoints of the winner and of the baseline on the report problems."""
     report = file.settings.report
     assert report is not None
     folder = known.folder / "report"

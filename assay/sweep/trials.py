@@ -26,9 +26,9 @@ from assay.validation import toml_words
 
 Tree: TypeAlias = dict[str, Any]
 SEED = "{seed}"
-# The directory and the name of a run are the sweep's, and the seed is the one that arms share.
+# The sweep sets the directory and the name of a run, and the arms share the seed.
 _OWNED = re.compile(r"(?:[\w-]+\.)?run\.(?:seed|name|directory|max_minutes)\s*=")
-# An empty value removes the time limit of a base.
+# An empty value removes the time limit that a base sets.
 _NO_LIMIT = re.compile(r"(?:[\w-]+\.)?run\.max_minutes\s*=\s*")
 
 
@@ -36,8 +36,8 @@ _NO_LIMIT = re.compile(r"(?:[\w-]+\.)?run\.max_minutes\s*=\s*")
 class Trial:
     """One arm with one seed. Exactly one of ``config`` and ``recipe`` is given.
 
-    config: configuration of a single run. recipe: chain of stages; its last training stage is
-    measured.
+    config: configuration of a trial that is a single run. recipe: chain of stages; its last
+    training stage is measured.
     """
 
     arm: str
@@ -78,9 +78,10 @@ class Trial:
 
     @property
     def configs(self) -> list[TrainConfig]:
-        """Configurations of all training stages, the measured one last.
+        """Configurations of all training stages; the last configuration is that of the measured
+        stage.
 
-        In a recipe, outputs of earlier stages are named by the paths at which they will be.
+        In a recipe, outputs of earlier stages are named by their future paths.
         """
         if self.config is not None:
             return [self.config]
@@ -93,7 +94,7 @@ class Trial:
 
 
 def outputs_of(recipe: Recipe, folder: Path) -> Mapping[str, str]:
-    """Return the future output of each stage of a recipe in a folder."""
+    """For each stage of a recipe, return the path of its future output in a folder."""
     models = {
         name: replace(row, output=recipe.stages[name].tree["model"])
         for name, row in _model_rows(recipe).items()
@@ -109,7 +110,7 @@ def last_training(recipe: Recipe) -> RecipeStage:
 def trials_of(file: SweepFile, seeds: Sequence[int]) -> list[Trial]:
     """Return the trials of all arms and seeds, seed by seed.
 
-    Raises ConfigError with every fault of every arm.
+    Raises ConfigError with every fault of every arm of the sweep.
     """
     found: list[Trial] = []
     complaints = ArmComplaints(file)
@@ -130,7 +131,7 @@ class ArmComplaints:
 
     @contextmanager
     def of(self, arm: str) -> Generator[None]:
-        """Record an error raised in the block as faults of an arm."""
+        """Record an error raised in the `with` block as faults of an arm."""
         try:
             yield
         except AssayError as error:
@@ -139,13 +140,13 @@ class ArmComplaints:
 
     def add(self, arm: str, line: str) -> None:
         """Record one fault of an arm."""
-        # The same fault for several seeds is one fault.
+        # A fault that occurs for several seeds is reported once.
         self._found.setdefault(line, set()).add(arm)
 
     def finish(self) -> None:
-        """Raise ConfigError if there are faults, with one line for each.
+        """If faults were recorded, raise ConfigError with one line for each fault.
 
-        A fault of all arms is one of the base, and names no arm.
+        A fault that all arms have is reported as a fault of the base, and names no arm.
         """
         lines: list[str] = []
         for line, arms in self._found.items():
@@ -178,26 +179,26 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
             raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted, remedy))
         return Trial(arm, seed, config=config)
     plain = read_recipe(path, file.settings.scale)
-    # A sweep may fix the seed of new models, but not the seed that its arms share. A change may
-    # replace a training stage by a model, which has no run.
+    # A sweep may fix the seed of new models, but not the seed that its arms share.
+    # A change may replace a training stage by a model, which has no run.
     changes = [*_model_seeds(plain, seed), *changes]
     changes += _run_seeds(read_recipe(path, file.settings.scale, changes), seed)
     recipe = read_recipe(path, file.settings.scale, changes)
     if not any(stage.kind == "training" for stage in recipe.stages.values()):
         raise ConfigError(message(str(path), "no training stage", "at least one, to measure"))
     check_settings([*recipe.stages.values()], outputs_of(recipe, Path(path.stem)))
-    # The recipe's own name would name the folder of its run.
+    # The recipe's own name is removed, because it would name the folder of the recipe's run.
     return Trial(arm, seed, recipe=replace(recipe, name=f"{arm}-seed{seed}"))
 
 
 def find_base(base: str, where: str) -> Path:
-    """Return the run file or recipe that a base names. Raises ConfigError."""
+    """Return the run file or recipe that the sweep's base names. Raises ConfigError."""
     accepted = f"a run file, a recipe file, or a recipe: {', '.join(built_in())}"
     try:
         path = Path(base).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:
-        # The home of an unknown user, a name that is too long, or a null byte.
+        # The path can name the home of an unknown user, be too long, or contain a null byte.
         raise ConfigError(message(where, toml_words(base, 60), accepted, cause(error))) from error
     if is_folder:
         remedy = "name its config.toml" if (path / "config.toml").is_file() else ""
@@ -230,8 +231,9 @@ def _run_seeds(recipe: Recipe, seed: int) -> list[str]:
 def shared_stages(trials: Sequence[Trial]) -> list[str]:
     """Return the first stages that are the same in all trials of one seed.
 
-    Each stage has equal settings in every arm, and reads only stages that are shared too. At least
-    one stage of each arm is left, and stages without work (existing models) alone are not shared.
+    Each shared stage has equal settings in every arm, and reads only stages that are shared too.
+    Each arm keeps at least one stage of its own, and stages without work (existing models) are not
+    shared alone.
     """
     recipes = [trial.recipe for trial in trials if trial.recipe is not None]
     if len(recipes) != len(trials) or len(recipes) < 2:
@@ -243,7 +245,7 @@ def shared_stages(trials: Sequence[Trial]) -> list[str]:
         if len(names) > 1 or any(tree != trees[0] for tree in trees):
             break
         found.append(named[0][0])
-    # The measured stage of an arm belongs to the arm.
+    # The measured stage is never shared, because it belongs to the arm.
     while found and any(last_training(recipe).name in found for recipe in recipes):
         found.pop()
     works = [recipes[0].stages[name] for name in found]
@@ -255,7 +257,8 @@ def _has_work(stage: RecipeStage) -> bool:
 
 
 def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Trial, Trial]:
-    """Divide a trial into the shared first stages, and the arm's own stages that read their output.
+    """Divide a trial into the shared first stages, and the arm's own stages that read the shared
+    output.
 
     folder: the sweep's folder.
     """
@@ -263,11 +266,12 @@ def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Tri
     stages = trial.recipe.stages
     first = {one: stages[one] for one in shared}
     head = replace(trial.recipe, stages=first)
-    # With another arm, other stages may be shared. Runs that use the old ones keep them.
+    # With another arm, other stages may be shared.
+    # Runs that use the old shared outputs keep these outputs.
     text = json.dumps(head.as_tree(), sort_keys=True)
     name = f"{RESERVED}-seed{trial.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     head = replace(head, name=name)
-    # The head runs in the sweep's folder, so the outputs are named by absolute paths.
+    # The shared stages run in the sweep's folder, so their outputs are named by absolute paths.
     outputs = outputs_of(head, folder.absolute() / name)
     rest = {
         one: replace(stage, tree=stage.resolved(outputs))
