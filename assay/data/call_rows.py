@@ -11,7 +11,7 @@ from typing import Any
 from assay.data.benchmark_rows import ask_for_calls
 from assay.errors import DataError, message
 
-# Types of the verifier `function_calls` by the names in the sets.
+# Types of the verifier `function_calls`, by the type names in the sets.
 _TYPES = {
     "str": "string",
     "string": "string",
@@ -87,7 +87,10 @@ def _type(name: Any) -> Any:
 
 
 def _xlam_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an xLAM tool as a JSON schema. A parameter with a default may be omitted."""
+    """Return an xLAM tool as a JSON schema.
+
+    In the signature of a function, a parameter with a default may be omitted.
+    """
     if isinstance((tool.get("parameters") or {}).get("properties"), Mapping):
         return _json_function(tool)
     properties: dict[str, Any] = {}
@@ -105,7 +108,7 @@ def _xlam_function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_function(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function with the types that the verifier knows."""
+    """Return a function schema in which all types are types that the verifier knows."""
     parameters = given.get("parameters") or {}
     properties = {
         name: {**one, "type": _type(one.get("type"))} | _items(one)
@@ -140,11 +143,11 @@ def _calls_in(reply: str, names: list[str], place: str) -> list[tuple[str, dict[
     text = reply.strip()
     accepted = "calls [NAME(PARAMETER=value, ...)] of functions in the system message"
     if not (text.startswith("[") and text.endswith("]")):
-        # Words around a call must not mean that no call is right.
+        # A reply with words around a call must not mean that no call is right.
         if any(re.search(rf"(?<!\w){re.escape(name)}\(", text) for name in names):
             raise DataError(message(place, f"{reply!r:.80}", accepted))
         return []
-    # Names with spaces are no Python, so each name that a bracket follows gets a number.
+    # Names with spaces are no Python names, so each name before a bracket is replaced by a number.
     for number, name in sorted(enumerate(names), key=lambda pair: -len(pair[1])):
         text = re.sub(rf"(?<![\w\"']){re.escape(name)}\(", f"f_{number}(", text)
     try:
@@ -165,7 +168,10 @@ def _call(node: ast.expr, names: list[str]) -> tuple[str, dict[str, Any]]:
 def _expected(
     calls: list[tuple[str, dict[str, Any]]], functions: list[dict[str, Any]], place: str
 ) -> list[dict[str, Any]]:
-    """Return the accepted arguments of each call. Parameters with a default may be omitted."""
+    """Return the accepted arguments of each call.
+
+    In the signature of a function, parameters with a default may be omitted.
+    """
     known = {one["name"]: one["parameters"] for one in functions}
     expected: list[dict[str, Any]] = []
     for name, given in calls:
@@ -174,7 +180,8 @@ def _expected(
         properties, required = known[name]["properties"], known[name]["required"]
         accepted: dict[str, list[Any]] = {}
         for key, value in given.items():
-            # A parameter that the function does not declare cannot be checked.
+            # Arguments of undeclared parameters are accepted, because a parameter that the function
+            # does not declare cannot be checked.
             if key not in properties:
                 accepted_keys = ", ".join(properties) or "no parameter"
                 raise DataError(message(place, f"{name} with {key!r:.40}", accepted_keys))
@@ -192,7 +199,8 @@ def _expected(
 
 
 def _wrapped(value: Any) -> Any:
-    """Return a value in BFCL's form, in which a key of an object has a list of accepted values."""
+    """Return a value in BFCL's form, in which each key of an object has a list of accepted
+    values."""
     if isinstance(value, dict):
         return {key: [_wrapped(one)] for key, one in value.items()}
     return [_wrapped(one) for one in value] if isinstance(value, list) else value

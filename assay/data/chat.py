@@ -157,7 +157,8 @@ class PromptRenderer:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
         # A document may contain the name of a special token, such as <|endoftext|>.
-        # The name is not encoded as the special token, which would end the document.
+        # The special token's name is not encoded as the special token, because the token would end
+        # the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
@@ -195,7 +196,8 @@ class PromptRenderer:
     @cached_property
     def _thought_form(self) -> tuple[str, str]:
         """Text of the chat template before and after the reasoning in a reply; "" if unknown."""
-        # GLM 4.5 and Nemotron 3, for example, write no line breaks inside the think block.
+        # Some templates, such as those of GLM 4.5 and Nemotron 3, write no line breaks inside the
+        # think block.
         turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
         reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
         if self.template == "base":
@@ -205,7 +207,7 @@ class PromptRenderer:
             text = render_chat(self.tokenizer, [*turns, reply])
         except TemplateFailed:
             return "", ""
-        # The generation prompt may already open the think block.
+        # In the generation prompt, the think block may already be open.
         # The opening tag is removed from the prompt, because `before` must contain the tag.
         blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
         before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
@@ -287,7 +289,7 @@ class PromptRenderer:
 
     @cached_property
     def _takes_system(self) -> bool:
-        """Whether the chat template accepts a system message."""
+        """Whether the chat template accepts a message with the role system."""
         # The chat template of the first Gemma models raises an error for a system message.
         if self.template == "base":
             return True
@@ -344,13 +346,14 @@ class PromptRenderer:
         If a token would span the end of the prompt and the start of the completion, the completion
         is encoded alone.
         """
-        # Prompt and completion are encoded together.
+        # Prompt and completion are encoded as one text.
         # Some tokenizers put a space before the first word of a text.
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # The policy samples after the prompt's own tokens, so the completion is encoded alone.
+        # The policy samples after the prompt's own tokens, so in training the completion is encoded
+        # alone, too.
         return self._encode(text)
 
 
@@ -457,7 +460,6 @@ def end_of_turn(tokenizer: Any) -> int | None:
     # A template for lists of text and image parts may ignore content that is a plain string.
     if text is None or _MARK not in text:
         return None
-    # Rendering a reply shows which token the template writes after the reply.
     # A list of known token names would fail: <|end|> ends a turn in one model family, and only a
     # segment of a turn in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
@@ -474,7 +476,8 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
         return render_chat(tokenizer, turns)
     except TemplateFailed:
         # Some templates reject a conversation that ends with a reply.
-        # For such a template, the end-of-turn token stays unknown, and EOS ends a completion.
+        # For a template that cannot render a reply, the end-of-turn token stays unknown, and EOS
+        # ends a completion.
         return None
 
 

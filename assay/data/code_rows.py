@@ -20,7 +20,7 @@ _ACCEPTED_TESTS = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
 
 def read_humaneval(row: dict[str, Any], where: str) -> None:
     """Convert a HumanEval row."""
-    # HumanEval's prompt is the head of the program: imports, signature and docstring.
+    # The prompt of HumanEval is the head of the program: imports, signature and docstring.
     # A completion may contain only the body, so the verifier also needs the head.
     row["tests"] = [{"check": row.pop("test")}]
     if isinstance(row.get("prompt"), str):
@@ -104,8 +104,9 @@ def read_apps(row: dict[str, Any], where: str) -> None:
     if "problem_id" in row:
         row.setdefault("id", row["problem_id"])
     put_tests(row, row.pop("input_output"), f"{where} input_output")
-    # TACO writes limits as text, such as "2.0 seconds", under keys of the verifier's own limits.
-    # The limits are those of a contest's machine, for programs in any language.
+    # The data set TACO writes limits as text, such as "2.0 seconds", under keys of the verifier's
+    # own limits.
+    # The limits in such rows are those of a contest's machine, for programs in any language.
     for key in ("time_limit", "memory_limit"):
         if isinstance(row.get(key), str):
             del row[key]

@@ -87,7 +87,8 @@ class Record:
     def completion(self) -> str:
         """Text of the completion; may be empty."""
         # A policy may end a completion at once, so a recorded completion may be "".
-        # `prompt_and_completion` rejects an empty completion, because training rows need text.
+        # An empty completion is allowed here, although `prompt_and_completion` rejects it, because
+        # training rows need text.
         text = self.keys.get("completion")
         if isinstance(text, str):
             return text
@@ -163,8 +164,8 @@ class Record:
     @cached_property
     def verdict(self) -> Verdict | None:
         """Recorded verdict (status and reward), or None."""
-        # Three formats exist: {"verdict": {"status", ...}}, {"verdict": "passed"}, and the keys
-        # status and reward at the top level of the row.
+        # Three formats of verdicts exist: {"verdict": {"status", ...}}, {"verdict":
+        # "passed"}, and the keys status and reward at the top level of the row.
         found: Any = self.keys.get("verdict", self.keys)
         status = found.get("status") if isinstance(found, Mapping) else found
         if status is None:

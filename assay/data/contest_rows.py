@@ -1,8 +1,8 @@
 """Convert rows of LiveCodeBench, Open-R1 Codeforces, KodCode and SWE-bench.
 
 LiveCodeBench encodes its private tests: base64 of zlib of a pickled text, which is JSON. The pickle
-is never executed. Its opcodes are read one by one, and a pickle with anything but one text is
-refused.
+is never executed. The pickle's opcodes are read one by one, and a pickle with anything but one text
+is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from assay.data.benchmark_rows import add_tags
 from assay.data.code_rows import entry_point
 from assay.errors import DataError, message
 
-# Maximum bytes of decompressed private tests. The largest published ones take about 100 MB.
+# Maximum number of bytes of decompressed private tests.
+# The largest published private tests take about 100 MB.
 MAX_DECODED = 256 * 2**20
 # Opcodes of a pickle of one text, in all protocols of Python 3.
 _TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
@@ -95,7 +96,7 @@ def pickled_text(data: bytes, place: str) -> str:
                 raise DataError(message(place, found, _PRIVATE))
     except DataError:
         raise
-    except Exception as error:  # genops raises various exceptions for damaged bytes
+    except Exception as error:  # The function genops raises various exceptions for damaged bytes.
         raise DataError(message(place, f"bytes that are no pickle ({error})", _PRIVATE)) from error
     if not texts:
         raise DataError(message(place, "a pickle without text", _PRIVATE))
@@ -261,7 +262,8 @@ def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
         raise DataError(
             message(place, f"code that does not compile ({error})", accepted)
         ) from error
-    # A block for `python FILE` would run in the sandbox, where no pytest is.
+    # A block for `python FILE` is removed, because it would run in the sandbox, where pytest is
+    # missing.
     tree.body = [node for node in tree.body if not _is_main_block(node)]
     imported = False
     kept: list[ast.stmt] = []

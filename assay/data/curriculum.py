@@ -34,11 +34,11 @@ UNKNOWN = 1 / 3
 class Curriculum:
     """Draws problems and tracks the problems' outcomes.
 
-    A problem's ``draw`` is the number of its earlier draws, so that each draw has a group id of its
-    own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. All orders
-    except ``uniform`` and ``easy_to_hard`` draw problems at random, weighted by the estimated pass
-    rates. The next draw depends only on the seed, the number of draws and the observed verdicts. A
-    resumed run therefore draws the same problems as an uninterrupted run.
+    Each drawn problem's ``draw`` is the number of its earlier draws, so that each draw has a group
+    id of its own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch.
+    All orders except ``uniform`` and ``easy_to_hard`` draw problems at random, weighted by the
+    estimated pass rates. The next draw depends only on the seed, the number of draws and the
+    observed verdicts. A resumed run therefore draws the same problems as an uninterrupted run.
 
     With oversampling, problems that were drawn but not used keep their draw number and wait for a
     later step. As soon as enough problems wait for a full step, the next step consists of waiting
@@ -147,8 +147,8 @@ class Curriculum:
             self.outcomes.differences(indices), (0.0, UNKNOWN, 0.5), (bounds[0], usual, bounds[1])
         )
         sizes = _sizes(usual, *bounds)
-        # Sizes take few distinct values, because the generator is called once per size.
-        # Distances between sizes are logarithmic, since sizes differ by factors of two.
+        # The generator is called once per size, so sizes take few distinct values.
+        # Distances between group sizes are logarithmic, because sizes differ by factors of two.
         chosen = [min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted]
         self._sizes += chosen
         return chosen
@@ -247,13 +247,15 @@ class Curriculum:
             return order[:0]
         weights = self._facts.weights
         if weights is not None:
-            # Randomized rounding: weight 0.5 means one draw per epoch with probability 0.5.
-            # Weight 2 always means two draws per epoch.
+            # Counts are rounded at random: weight 0.5 means one draw per epoch with probability
+            # 0.5.
+            # A weight is absolute: weight 2 always means two draws per epoch.
             times = np.floor(weights + generator.random(len(weights))).astype(np.int64)
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
             # Take a random subset before sorting.
-            # Sorting all problems would limit a run of less than an epoch to the easiest problems.
+            # Only a random subset is sorted, because sorting all problems would limit a run of less
+            # than an epoch to the easiest problems.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -272,12 +274,13 @@ class Curriculum:
         while len(chosen) < count:
             sums = np.cumsum(chances)
             if not sums[-1] > 0:
-                # The step has drawn every eligible problem, so the step may now repeat problems.
+                # If the step has drawn every eligible problem, it may repeat problems.
                 self._of_step = set()
                 chances = self._open_chances()
                 continue
             # Problems are drawn by inverse-CDF sampling; a problem drawn twice is counted once.
-            # The product below may round up to the last sum, which gives an index past the end.
+            # The product of the uniform number and the last sum may round up to the last sum, which
+            # gives an index past the end.
             uniform = generator.random(count - len(chosen)) * sums[-1]
             found = np.searchsorted(sums, uniform, side="right")
             fresh = list(dict.fromkeys(np.minimum(found, len(sums) - 1).tolist()))
@@ -351,8 +354,8 @@ class Curriculum:
             state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
-        # The order easy_to_hard is saved, because a resumed run cannot recompute the order:
-        # the pass rates, by which problems are sorted, have changed since the epoch began.
+        # The order easy_to_hard is saved, because a resumed run cannot recompute the order: the
+        # pass rates, by which problems are sorted, have changed since the epoch began.
         if self._settings.order == "easy_to_hard":
             np.save(folder / ORDER_FILE, self._order)
 
@@ -407,7 +410,8 @@ class Curriculum:
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
         # The digest covers 64 problems spread over the set.
-        # Hashing all questions would read every row of a large file.
+        # Only some questions are hashed, because hashing all questions would read every row of a
+        # large file.
         for n in range(min(64, num_problems)):
             problem = self._problems[n * num_problems // min(64, num_problems)]
             digest.update(repr((problem.id, problem.question)).encode("utf-8", "backslashreplace"))

@@ -21,7 +21,7 @@ UNKNOWN_LICENCE = "see its card"
 
 
 def _rename_nothing(row: Row, where: str) -> None:
-    """Leave a row as it is: `assay.data.rows.read_problem` reads its keys."""
+    """Leave a row unchanged, because `assay.data.rows.read_problem` reads its keys."""
 
 
 def _always(row: Mapping[str, Any]) -> bool:
@@ -78,7 +78,7 @@ def _is_grid(row: Mapping[str, Any]) -> bool:
     return isinstance(row["solution"], Mapping)
 
 
-# Forms of programs do not fit a row with tests in Assay's form.
+# A row with tests in Assay's form is no published form of a program.
 _PROGRAMS = (
     Form(
         "LiveCodeBench",
@@ -391,13 +391,14 @@ def nearest_form(row: Mapping[str, Any], least: int = 1) -> str:
     """Return advice for a row of no form: the nearest form and its missing key, or "".
 
     The nearest form has the most keys in common with the row, then the fewest missing keys. least:
-    minimum number of common keys.
+    minimum number of keys that a row and a form must have in common.
     """
     best: tuple[int, int, str] | None = None
     for form in FORMS:
         missing = form.missing(row)
         common = len(form.keys) - len(missing)
-        # A single common key such as "solution" says little about a form of three keys.
+        # The number of common keys has a minimum, because a single common key such as "solution"
+        # says little about a form of three keys.
         if common < least or not missing or common * 2 < len(form.keys):
             continue
         slips = ((name, slip_of(name, key.split("|"))) for key in missing for name in row)

@@ -28,7 +28,7 @@ class GymRows(Source):
         """Generate the row at an index."""
         try:
             made = self._rows[position]
-        except Exception as error:  # tasks of reasoning-gym may raise any exception
+        except Exception as error:  # Tasks of reasoning-gym may raise any exception.
             raise DataError(f"{self.label}:{position}: raised {cause(error)}") from error
         return {
             "prompt": made["question"],

@@ -102,7 +102,7 @@ def written(path: Sequence[str | int]) -> str:
 def application(random: Random) -> Documents:
     """Return the Kubernetes objects of a random web application without faults."""
     name = random.choice(NAMES)
-    # Each object gets its own copy of the labels below.
+    # Each Kubernetes object gets its own copy of the labels.
     # PyYAML writes an object that occurs twice as an anchor and an alias (&id001, *id001).
     labels = {"app": name}
     container = _container(name, random)
@@ -239,8 +239,9 @@ def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
         wrong = slip(str(key), app.random)
         app.repair[f"{app.label(kind)} {written((*path[:-1], wrong))}"] = None
         app.repair[f"{app.label(kind)} {written(path)}"] = inner[key]
-        # The mapping is rebuilt to keep the order of its keys.
-        # With pop and insert, the misspelled key would always be the last key.
+        # The whole mapping is rebuilt, to keep the order of its keys.
+        # The mapping is not changed by pop and insert, because the misspelled key would then always
+        # be the last key.
         items = [(wrong if each == key else each, value) for each, value in inner.items()]
         inner.clear()
         inner.update(items)
@@ -251,7 +252,7 @@ def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
 def _removed(kind: str, *path: str | int, rule: str) -> Callable[[Broken], None]:
     """Return a function that removes the value at a path.
 
-    Every value that satisfies the verifier rule ``rule`` repairs the fault.
+    If a value satisfies the verifier rule ``rule``, it repairs the fault.
     """
 
     def make(app: Broken) -> None:
@@ -480,8 +481,8 @@ def _check(split: str, faults: Sequence[str], num_faults: int, form: str) -> lis
     if type(num_faults) is not int or not 1 <= num_faults <= most:
         raise DataError(message("num_faults", repr(num_faults), f"1 to {most}"))
     if num_faults > 1 and len(names) < 2 * len(CONFLICTS):
-        # With a short list of faults, every sample may contain a conflict.
-        # The rejection loop of `draw_task` would then never end.
+        # If the list of faults is short, every sample may contain a conflict.
+        # With such a setting, the rejection loop of `draw_task` would never end.
         clash = next((pair for pair in CONFLICTS if len(pair & {*names}) > 1), None)
         if clash is not None:
             found = " and ".join(sorted(clash & {*names}))

@@ -10,7 +10,8 @@ from assay.errors import DataError, message
 
 # Completions of Llama-3.1-8B per problem, from which Big-Math's solve rates are computed.
 _BIG_MATH_SAMPLES = 64
-# Words in place of an answer: of a proof, and of a solution whose answer was not found.
+# Words that rows have in place of an answer: for a proof, and for a solution whose answer was not
+# found.
 _NO_ANSWERS = ("proof", "notfound", "not found")
 
 
@@ -29,13 +30,13 @@ def read_numina(row: dict[str, Any], where: str) -> None:
 
 
 def read_numina_cot(row: dict[str, Any], where: str) -> None:
-    """Convert a row of NuminaMath-CoT. The last box of its solution is the answer."""
+    """Convert a row of NuminaMath-CoT. The last box in the solution of such a row is the answer."""
     add_tags(row, row.pop("source", None))
     row.pop("messages")
 
 
 def read_big_math(row: dict[str, Any], where: str) -> None:
-    """Convert a row of Big-Math. Its solve rate becomes the difficulty."""
+    """Convert a row of Big-Math. The solve rate of a Big-Math row becomes the row's difficulty."""
     rate = row.pop("llama8b_solve_rate")
     if type(rate) not in (int, float) or not 0 <= rate <= 1 or math.isnan(rate):
         accepted = "a number from 0 to 1"

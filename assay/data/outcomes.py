@@ -100,17 +100,18 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     about 1e-5.
     """
     # Many problems have equal counts, so each distinct pair of counts is integrated once.
-    # Two float32 values viewed as one int64 are a single key for np.unique.
+    # Two float32 values are viewed as one int64, which is a single key for np.unique.
     rows = np.stack([passed, judged], axis=-1).astype(np.float32)
     keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)
     pairs = keys.view(np.float32).reshape(-1, 2).astype(np.float64)
-    # Large counts are scaled down, since their density is too narrow for the midpoint rule.
+    # Large counts are scaled down, because their density is too narrow for the midpoint rule.
     pairs *= np.minimum(1.0, _MOST_JUDGED / np.maximum(pairs[:, 1:], 1.0))
     edges = [(0.0, low), (low, high), (high, 1.0)]
     middles = (np.arange(_MIDPOINTS) + 0.5) / _MIDPOINTS
     rates = np.concatenate([start + (end - start) * middles for start, end in edges])
     widths = np.repeat([end - start for start, end in edges], _MIDPOINTS)
-    # A bound at 0 or 1 makes an empty interval, whose midpoint has an infinite logarithm.
+    # Bounds at 0 or 1 are skipped, because they make an empty interval, whose midpoint has an
+    # infinite logarithm.
     is_empty = widths <= 0
     log_right = np.log(np.where(is_empty, 0.5, rates))
     log_wrong = np.log1p(-np.where(is_empty, 0.5, rates))
@@ -118,7 +119,8 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     for first in range(0, len(pairs), _AT_ONCE):
         k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
         logs = k * log_right + (n - k) * log_wrong
-        # The largest log density is subtracted, since exp() would underflow to 0 for large counts.
+        # The largest log density is subtracted, because exp() would underflow to 0 for large
+        # counts.
         mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
         parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
         found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)

@@ -18,7 +18,7 @@ from assay.types import Problem
 NGRAM = 8
 MAX_NAMED = 5
 
-# Numbers keep their separators, since 3.5 is not 35.
+# Numbers keep their separators, because 3.5 is not 35.
 # In scripts without spaces between words (Chinese, Japanese, Korean), each letter is a word.
 # The marks . , ; ? are ignored. Other marks carry meaning in mathematics (+ - ! ' : $).
 _WORD = re.compile(
@@ -187,7 +187,8 @@ class Questions:
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
         """Return the questions that share an n-gram with the text, the largest share first."""
-        # Most texts share no n-gram with a question; this test returns before a set is built.
+        # This quick test returns before a set is built, because most texts share no n-gram with a
+        # question.
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))

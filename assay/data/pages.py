@@ -27,7 +27,7 @@ WORDS = {"+": "add {}", "-": "take {} away"}
 
 def _sum_of(random: Random) -> Chain:
     # Pages contain sums of both splits, as real web pages contain questions of benchmarks.
-    # Decontamination therefore has overlaps to find.
+    # Decontamination of these pages therefore has overlaps to find.
     split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 
@@ -120,8 +120,8 @@ def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -
     places = [place for place, kinds in SITES.items() if not only or only in kinds]
 
     def make(index: int) -> Page:
-        # Rows are generated independently, so a copy cannot look up an earlier row.
-        # A copy regenerates the text from the earlier row's own seed instead.
+        # A copy cannot look up the page that it repeats, because rows are generated independently.
+        # A copied page regenerates its text from the earlier row's own seed.
         origin = index
         while origin and Random(f"copy {seed} {origin}").random() < copied:
             origin //= 2

@@ -61,7 +61,8 @@ class ParquetRows(Source):
         """Return the row at an index."""
         group = int(np.searchsorted(self._starts, position, side="right")) - 1
         offset = position - int(self._starts[group])
-        # Threads share the cache, and one thread could evict a group while another thread reads it.
+        # The cached group is returned directly, because another thread that shares the cache could
+        # evict it.
         with self._lock:
             table = self._group(group)
         return table.slice(offset, 1).to_pylist()[0]
@@ -73,7 +74,8 @@ class ParquetRows(Source):
                     self._cache[number] = file.read_row_group(number)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{self.label}: cannot be read ({cause(error)})") from error
-            # A row group larger than the limit must stay until its row is read.
+            # If a row group is larger than the limit, it must stay in the cache until its row is
+            # read.
             while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(number)

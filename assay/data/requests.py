@@ -102,7 +102,8 @@ def _answer(random: Random, verb: str, name: str, split: Split, helpful: bool) -
     other_verb, other_name = _drawn(random, split)
     if other_verb != verb:
         return HELPFUL[other_verb].format(name)
-    # An answer with a different name would be wrong, and one with the same name helpful.
+    # The names are compared, because an answer with a different name would be wrong, and one with
+    # the same name helpful.
     if other_name == name or random.random() < 0.5:
         return random.choice(("No.", "Who?", "Hello.", "Well."))
     return HELPFUL[verb].format(other_name)

@@ -120,7 +120,7 @@ def is_verl(row: Mapping[str, Any]) -> bool:
 def read_verl(row: dict[str, Any], where: str) -> None:
     """Convert a verl row. The form of the ground truth decides on the verifier.
 
-    The index in ``extra_info`` is no id, because DAPO-Math-17k repeats its rows.
+    The index in ``extra_info`` is not used as id, because DAPO-Math-17k repeats its rows.
     """
     # The key stays in the spec, where a user's own reward function may read it.
     reward = row["reward_model"]
@@ -193,7 +193,7 @@ def _put_text(row: dict[str, Any], truth: Any, place: str) -> None:
 
 def _put_code(row: dict[str, Any], truth: Any, place: str) -> None:
     tests = _literal(truth)
-    # A list of one test is a single ground truth, which is unpacked before.
+    # A list of one test is a single ground truth, which is unpacked before the tests are read.
     tests = [tests] if isinstance(tests, str | Mapping) and _is_test(tests) else tests
     if not isinstance(tests, list) or not tests or not all(map(_is_test, tests)):
         accepted = 'a list of asserts, or of {"input", "output"}'
@@ -287,7 +287,7 @@ def _instructions_of(given: Mapping[str, Any], place: str) -> list[tuple[str, di
     if id not in _RELATIONS:
         return [(id, table)]
     number, relation = _RELATIONS[id]
-    # The frequencies of keywords and letters have no quantifier: exactly N.
+    # Without a quantifier, the frequencies of keywords and letters mean exactly N.
     return [
         (id, {**table, number: count, relation: word})
         for word, count in _bounds(given.get("quantifier") or "exactly", table[number], place)

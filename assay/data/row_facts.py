@@ -50,7 +50,7 @@ class FactReader:
     def check_names(self, num_rows: int) -> None:
         """Raise ConfigError for a configured weight that matches none of the ``num_rows`` rows.
 
-        Does nothing if fewer than ``num_rows`` rows were read.
+        The check does nothing if fewer than ``num_rows`` rows were read.
         """
         # Rows of reasoning-gym are generated only when a run draws the rows.
         # Before all rows are read, it is unknown whether a configured weight matches a row.
@@ -88,7 +88,7 @@ class FactReader:
         )
 
     def _weight(self, problem: Problem) -> float:
-        # Weights multiply: a row may match its source and several of its tags.
+        # The weights multiply, because a row may match its source and several of its tags.
         weight = 1.0
         self._num_read += 1
         for name in (*problem.tags, problem.source.rpartition(":")[0]):
@@ -118,7 +118,8 @@ class FactReader:
             passed, judged = value.get("passed"), value.get("judged")
             if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
                 raise complaint(problem.place, label, value, kinds)
-            # The posterior mean under a uniform prior rates 1 failure of 1 as easier than 8 of 8.
+            # The hardness is the posterior mean under a uniform prior, which would rate 1 failure
+            # of 1 as easier than 8 of 8.
             return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
         if not by_order or not _is_number(value):
             raise complaint(problem.place, label, value, kinds)
@@ -126,7 +127,7 @@ class FactReader:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    # isinstance would accept booleans as integers.
+    # The type is compared exactly, because isinstance would accept booleans as integers.
     return type(value) in (int, float) and math.isfinite(value)
 
 

@@ -126,7 +126,8 @@ def prompt_and_completion(
             raise complaint(where, "messages", row["messages"], accepted)
         last: Mapping[str, Any] = turns[-1]
         if last.get("tool_calls"):
-            # The loss covers only the message's content, so tool calls would be lost silently.
+            # Messages with tool calls are refused: the loss covers only the message's content, so
+            # the calls would be lost silently.
             accepted = "a last message whose content holds all that is trained on, its calls too"
             raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")

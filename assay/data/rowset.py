@@ -1,7 +1,7 @@
 """Lazy sequence of rows over several sources: rows are validated once and parsed on access.
 
 One pass validates every row and stores two 8-byte integers per row: the row's position in its
-source and its display number. A million rows therefore take about 16 MB.
+source and its display number. A set of a million rows therefore takes about 16 MB.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _Loading:
             where, row_name = f"{source.label}:{number}", f"{name}:{number}"
             if raw is UNREAD:
                 # Reading an `UNREAD` row would generate the row, so the row is not read here.
-                # The row's default id is unique even if the row was not read.
+                # If the row was not read, its default id must still be unique.
                 row_key = row_name
             else:
                 try:
@@ -164,7 +164,8 @@ class _Loading:
             shelf.positions.append(position)
             shelf.numbers.append(number)
             # Hashes of row keys take 8 bytes per row.
-            # A set of the keys themselves would keep every row id in memory.
+            # The set holds hashes, because a set of the keys themselves would keep every row id in
+            # memory.
             if key:
                 self.hashes.append(hash(row_key))
             self.num_accepted += 1

@@ -194,7 +194,8 @@ class JsonLines(Source):
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:
-            # The line contains NaN, an integer of over 4300 digits, or 100,000 nested brackets.
+            # The decoder refuses a line that contains NaN, an integer of over 4300 digits, or
+            # 100,000 nested brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 

@@ -63,7 +63,7 @@ class Chain:
         return f"{self.first}{''.join(f'{operator}{number}' for operator, number in self.steps)}"
 
     def partial_results(self) -> Iterator[int]:
-        """Yield the value after each step."""
+        """After each step of an expression, yield the value so far."""
         value = self.first
         for operator, number in self.steps:
             value = apply(operator, value, number)

@@ -71,7 +71,7 @@ def render_chat(
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
     except TemplateFailed:
         raise
-    except Exception as error:  # third-party tokenizers may raise any exception
+    except Exception as error:  # Third-party tokenizers may raise any exception.
         raise TemplateFailed(cause(error)) from error
 
 
@@ -109,7 +109,7 @@ class Renderer:
             process.wait()
         else:
             # After a fork, the rendering process is a child of this process's parent.
-            # Only the parent may end the rendering process.
+            # Only the process that started the rendering process may end it.
             # The return code is set here, so that Popen does not wait for the rendering process.
             process.returncode = 0
         for pipe in (process.stdin, process.stdout):
@@ -121,7 +121,7 @@ class Renderer:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
-        # -P keeps the script's folder off the import path.
+        # The option -P keeps the script's folder off the import path.
         # Otherwise modules of assay/data could shadow top-level modules of the same name.
         command = [sys.executable, "-P", str(Path(template_process.__file__))]
         limits = [str(MEMORY_BYTES), str(MOST_CHARACTERS)]
@@ -149,7 +149,8 @@ class Renderer:
             sent = 0
             while sent < len(request):
                 _wait(end, seconds, asked, is_write=True)
-                # poll() promises space for PIPE_BUF bytes only; a longer write could block.
+                # Only PIPE_BUF bytes are written at once, because poll() promises no more space and
+                # a longer write could block.
                 sent += os.write(asked, request[sent : sent + select.PIPE_BUF])
             found, size = bytearray(), 8
             while len(found) < size:
@@ -170,7 +171,7 @@ class Renderer:
             code = process.returncode
             self.close()
             raise TemplateFailed(f"its process ended, with exit code {code}") from error
-        except BaseException:  # after Ctrl-C, the next request must not read this request's reply
+        except BaseException:  # After Ctrl-C, the next request must not read this request's reply.
             self.close()
             raise
 

@@ -1,8 +1,8 @@
 """Child process of `assay.data.template` that renders chat templates; run as a script.
 
 Requests and replies are JSON texts, each preceded by its length in eight bytes. The address space
-of the process is limited. An alarm ends the process if the parent process has died and cannot end
-it.
+of the rendering process is limited. An alarm ends the process if the parent process has died and
+cannot end it.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def _reply(render: Any, options: dict[str, Any], most_characters: int) -> dict[s
         return {"kind": "ValueError", "said": f"{len(text):,} characters, of {most_characters:,}"}
     except MemoryError:
         return {"kind": "MemoryError", "said": ""}
-    except BaseException as error:  # a template is a foreign program and may raise any exception
+    except BaseException as error:  # A template is a foreign program and may raise any exception.
         return {"kind": type(error).__name__, "said": _words(error)}
 
 
 def _words(error: BaseException) -> str:
     try:
         return str(error)[:MOST_SHOWN]
-    except BaseException:  # the `__str__` method of a foreign exception may raise too
+    except BaseException:  # The `__str__` method of a foreign exception may raise too.
         return ""
 
 

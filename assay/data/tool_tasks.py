@@ -69,7 +69,8 @@ def product_traces(
         left, right = draw_factors(random, split, digits)
         if random.random() >= called:
             low, high = 10 ** (digits - 1), 10**digits - 1
-            # The guess is the product of two other factors, so that the guess has a realistic size.
+            # The guessed number is the product of two other factors, so that it has a realistic
+            # size.
             guess = random.randint(low, high) * random.randint(low, high)
             return Trace(f"{left}*{right}=", f"{guess}")
         asked = f"{left}*{right}"

@@ -108,7 +108,7 @@ def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
 
 
 def prompt_of(asked: Sequence[WordInstruction]) -> str:
-    """Return the prompt text of instructions, such as ``with b, quoted:``."""
+    """Return the prompt text of several instructions, such as ``with b, quoted:``."""
     return f"{', '.join(one.text for one in asked)}:"
 
 

@@ -29,15 +29,15 @@ class Versioned(Protocol):
 
     @property
     def state_version(self) -> int:
-        """Number that increases with every change of the state."""
+        """Number that increases with every change of the run's state."""
         ...
 
 
 class BetweenSteps:
     """Components for a checkpoint of the last finished step, valid during the next step.
 
-    The constructor copies each `Copied` component. The object refers to all other components
-    without a copy.
+    The constructor copies the state of each `Copied` component. For all other components, the
+    object holds references instead of copies.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:

@@ -43,7 +43,8 @@ class Checkpoints:
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
-        # A monotonic clock, because a correction of the system time must not delay a checkpoint.
+        # A monotonic clock is used, because a correction of the system time must not delay a
+        # checkpoint.
         self._saved = time.monotonic()
 
     @property
@@ -69,11 +70,11 @@ class Checkpoints:
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
-        # Old checkpoints are removed before the write.
+        # Old checkpoints are removed before the new checkpoint is written.
         # A disk budget for two checkpoints must not need the space of a third one during a save.
         self._make_room(best)
-        # The process id in the name prevents collisions of two processes.
-        # It also shows which leftover folders belong to a dead process.
+        # The temporary name contains the process id, which prevents collisions of two processes.
+        # The process id also shows which leftover folders belong to a dead process.
         temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
         try:
             self._write(temporary, step, parts)
@@ -96,7 +97,8 @@ class Checkpoints:
         return self.path(step)
 
     def prune(self, best: int | None) -> None:
-        """Remove checkpoints beyond the retention limits, except the newest and pinned ones."""
+        """Remove checkpoints beyond the retention limits, but never the newest and the pinned
+        ones."""
         for dropped in to_drop(self._sizes(), self.config, best):
             self._discard(self.path(dropped))
 
@@ -122,7 +124,8 @@ class Checkpoints:
 
     def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
         """Load every component from the checkpoint of a step. Raises RunError."""
-        # The path is absolute, because learner ranks have another working directory.
+        # The path of the checkpoint is absolute, because learner ranks have another working
+        # directory.
         folder = self.path(step).resolve()
         manifest = read_json(folder / MANIFEST) or {}
         if (format := manifest.get("format", 1)) != FORMAT:
@@ -233,9 +236,9 @@ def part_folder(checkpoint: Path, name: str) -> Path:
 def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
     """Return the steps whose checkpoints retention removes.
 
-    Retention keeps the newest ``keep_last`` checkpoints and the best one. If their size exceeds the
-    disk budget, it removes more: oldest first, the best one last, and never the newest. sizes:
-    bytes by step.
+    Retention keeps the newest ``keep_last`` checkpoints and the best one. If the size of the kept
+    checkpoints exceeds the disk budget, retention removes more: oldest first, the best one last,
+    and never the newest. sizes: bytes by step.
     """
     newest_first = sorted(sizes, reverse=True)
     # The newest checkpoint always stays, because the run resumes from it.

@@ -151,7 +151,7 @@ def find_missing_settings(path: Path, config: TrainConfig) -> list[str]:
 
     Assay writes every key to the file of a run, so a missing key means a truncated file.
     """
-    # A file truncated at the end of a line is valid TOML.
+    # Missing keys are reported, because a file truncated at the end of a line is valid TOML.
     # Without this check, each lost key would silently take its default.
     written = dict(flat(read_toml(path)[0]))
     return [key for key in settings_of(config) if key not in written]
@@ -184,8 +184,8 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Describe the changed keys of `reward_of`, one line each."""
-    # A key that only one configuration has counts as unchanged,
-    # because older Assay versions record fewer keys.
+    # A key that only one configuration has counts as unchanged, because older Assay versions record
+    # fewer keys.
     return _differences(
         before,
         {key: now[key] for key in now if key in before}
@@ -227,7 +227,8 @@ def verifier_text(facts: Mapping[str, Any]) -> str:
 
 
 def _threads(config: TrainConfig) -> int | None:
-    # No import: commands that only read runs must start without torch, which takes seconds.
+    # torch is not imported here: commands that only read runs must start without torch, which takes
+    # seconds.
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else config.run.threads or os.cpu_count()
 

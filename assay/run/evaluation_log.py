@@ -43,7 +43,10 @@ def record_answers(
 
 
 def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, Any]]]:
-    """Read the completions of an evaluation, by problem id. Without a file the result is empty."""
+    """Read the completions of an evaluation, by problem id.
+
+    If there is no file, the result is empty.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     with closing(log_of(run, kind)) as log:
         for row in read_columns(log.path(step), _SHOWN) or ():

@@ -32,7 +32,7 @@ def merit_of(evaluation: Row) -> float | None:
 def perplexity_words(evaluation: Row) -> str:
     """Format an evaluation on documents: perplexity with its standard error, bits per byte."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
-    # eval/stderr is the error of the NLL. By the delta method,
+    # In an evaluation on documents, eval/stderr is the error of the NLL. By the delta method,
     # the error of the perplexity is the error of the NLL times the perplexity.
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
@@ -71,7 +71,7 @@ def by_think_mode(evaluation: Row) -> dict[str, Row]:
 def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
     """Return the results of an evaluation per source and think mode.
 
-    The result is empty for an evaluation with one source and one mode.
+    For an evaluation with one source and one mode, the result is empty.
     """
     sources: Mapping[str, Mapping[str, Row]] = evaluation.get("eval/by_source") or {}
     return {
@@ -104,7 +104,7 @@ def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
 def best_step(evaluations: Sequence[Row]) -> int | None:
     """Return the step with the best held-out result, the earliest one for equal results.
 
-    Step 0 is excluded; None without a later evaluation.
+    Step 0 is excluded; without a later evaluation, the result is None.
     """
     rows = [row for row in of_deciding_kind(evaluations) if row["step"] > 0]
     return max(rows, key=lambda row: (merit_of(row), -row["step"]))["step"] if rows else None

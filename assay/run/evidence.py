@@ -89,7 +89,8 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
     series = {one: _series(run, one) for one in found.series}
     write_atomic(folder / "series.svg", draw_series(series, found.since).encode())
     rows = best_rollouts(run, found)
-    # "replace": a completion may contain an unpaired surrogate, which UTF-8 cannot encode.
+    # The error handler is "replace", because a completion may contain an unpaired surrogate, which
+    # UTF-8 cannot encode.
     lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
     write_atomic(folder / "rollouts.jsonl", "".join(lines).encode("utf-8", "replace"))
     page = "\n".join(_page(found, well, command, rows))

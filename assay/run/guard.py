@@ -35,7 +35,7 @@ class Guard:
     def check(self, run: Run) -> None:
         """Apply all rules to the metrics of a run, up to the newest finished step.
 
-        A rule that has fired ignores all steps up to that step from then on, also after a resume.
+        A rule that has fired ignores all steps up to that step from then on, even after a resume.
         Raises RunStopped if a rule stops the run, or if a user rule raises an exception.
         """
         if self._spoke is None:
@@ -119,7 +119,7 @@ def _spoken(run: Run) -> dict[str, int]:
 def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
     """Yield the finding of a built-in rule, if the rule fires.
 
-    after: step at which the rule last fired; 0 if never. price: cost per hour.
+    after: step at which the rule last fired; 0 if the rule has not fired. price: cost per hour.
     """
     planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
     # A resumed run without metrics.jsonl has no newest metrics, but the checks need the step.

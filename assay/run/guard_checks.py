@@ -34,7 +34,7 @@ def not_finite(rule: Rule, seen: Seen) -> CheckFound | None:
 def above(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the window's mean is above the limit."""
     for name, part in seen.windows(rule):
-        # The comparison is negated, so that a mean of NaN fires too.
+        # The comparison is written with not, so that a mean of NaN fires too.
         if not part.mean <= rule.bound:
             return CheckFound(part.steps[0], [name], {"value": part.mean})
     return None
@@ -43,7 +43,7 @@ def above(rule: Rule, seen: Seen) -> CheckFound | None:
 def above_soon(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the window's mean is above the limit, where missing steps of the window count as 0.
 
-    A single value above limit times window therefore fires at once.
+    A single value above limit times the window size therefore fires at once.
     """
     for name in rule.reads if rule.reads[0] in seen.history else ():
         part = seen.history.part(name, -rule.window)
@@ -66,14 +66,15 @@ def below(rule: Rule, seen: Seen) -> CheckFound | None:
 def jump(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the newest value is above the floor and above limit times the median before it.
 
-    The median is that of the window that ends one step earlier.
+    The compared median is the median of the window that ends one step earlier.
     """
     for pattern in rule.reads:
         for name in seen.history.names(pattern):
             part = seen.history.newest(name, rule.window + 1, seen.after)
             if part is None:
                 continue
-            # The reference is a median, so that an earlier outlier does not hide the next one.
+            # The newest value is compared with a median, so that an earlier outlier does not hide
+            # the next one.
             before, value = float(np.median(part.values[:-1])), float(part.values[-1])
             if value > max(rule.floor, rule.bound * before):
                 return CheckFound(part.steps[-1], [name], {"value": value, "before": before})
@@ -86,7 +87,8 @@ LASTING = 3
 
 def lasting_jump(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire as `jump` does, but for the median of the newest `LASTING` values."""
-    # The KL estimator has a heavy tail. One token can dominate the mean of a step, if the policy
+    # A single step is not enough, because the KL estimator has a heavy tail.
+    # One token can dominate the mean of a step, if the policy
     # gives that token a hundred times the reference's probability.
     # As a test of one value, rule kl_jump stopped a healthy recorded run of 1,000 steps.
     for pattern in rule.reads:
@@ -114,7 +116,7 @@ def outgrown(rule: Rule, seen: Seen) -> CheckFound | None:
 def fallen(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the window's mean is below limit times the first window's, at a low pass rate.
 
-    A pass rate below the floor is low.
+    A pass rate counts as low if it is below the floor.
     """
     for name, part in seen.windows(rule) if PASSED in seen.history else ():
         first = seen.history.part(name, 0, rule.window)
@@ -143,7 +145,8 @@ def _since_start(rule: Rule, seen: Seen, name: str) -> Rise | None:
 
 
 def grown(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean exceeds the first window's by more than limit, significantly."""
+    """Fire if the window's mean exceeds the first window's mean significantly by more than
+    limit."""
     errors = strict(rule, seen)
     for name in rule.reads if errors is not None else ():
         rise = _since_start(rule, seen, name) if name in seen.history else None
@@ -156,9 +159,9 @@ def grown(rule: Rule, seen: Seen) -> CheckFound | None:
 def falls_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if the rule's first metric falls below limit times its first window without a benefit.
 
-    The second metric is a pass rate. There is a benefit if the pass rate is above `SURE`, if its
-    gain may reach the floor (at the rule's ``chance``), or if any further metric rose by more than
-    two standard errors.
+    Of the rule's metrics, the second is a pass rate. There is a benefit if the pass rate is above
+    `SURE`, if its gain may reach the floor (at the rule's ``chance``), or if any further metric
+    rose by more than two standard errors.
     """
     errors = strict(rule, seen)
     if errors is None:
@@ -186,10 +189,10 @@ COLLAPSE_ERRORS = 5.0
 
 @dataclass(frozen=True)
 class _Collapse:
-    """Fall of a metric from its best earlier window.
+    """Fall of a metric from its best earlier window to the newest window.
 
-    best, value: means of the best and of the newest window. at: index of the best window's first
-    value. first: last step of the best window.
+    best, value: mean of the best window and mean of the newest window. at: index of the best
+    window's first value. first: last step of the best window.
     """
 
     best: float
@@ -211,7 +214,8 @@ def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | No
     means = (sums[rule.window :] - sums[: -rule.window]) / rule.window
     at = int(np.argmax(means))
     best, value = float(means[at]), part.mean
-    # The difference of two neighboring steps shows the noise of a step, but hardly any trend.
+    # The noise of a step is estimated from differences of neighboring steps, which contain hardly
+    # any trend.
     noise = float(np.diff([*earlier.values, *part.values]).std() / math.sqrt(2))
     error = noise * math.sqrt(2 / rule.window)
     if value >= min(rule.bound * best, best - max(rule.floor, COLLAPSE_ERRORS * error)):
@@ -220,7 +224,8 @@ def _collapse(rule: Rule, seen: Seen, name: str, part: Window) -> _Collapse | No
 
 
 def collapsed(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if the window's mean is far below the best earlier window's mean (`_collapse`)."""
+    """Fire if the mean of the newest window is far below the mean of the best earlier window
+    (`_collapse`)."""
     for name, part in seen.windows(rule):
         fall = _collapse(rule, seen, name, part)
         if fall is not None:
@@ -236,7 +241,8 @@ def collapsed_beside(rule: Rule, seen: Seen) -> CheckFound | None:
     windows: the best window and the newest window of the collapsed metric.
     """
     # If all parts of a mixture fall, the whole policy collapses, which rule ``collapse`` reports.
-    # The overall pass rate cannot serve as comparison, because the collapsed part lowers it.
+    # The overall pass rate cannot serve as comparison, because the collapsed part of the mixture
+    # lowers it.
     for name, part in seen.windows(rule):
         fall = _collapse(rule, seen, name, part)
         if fall is None:
@@ -269,7 +275,8 @@ def against(rule: Rule, seen: Seen) -> CheckFound | None:
     The metric must rise by more than limit standard errors. The pass rate must fall by at least the
     floor, by at least limit standard errors, and significantly at the rule's ``chance``.
     """
-    # The metric may rise in a healthy run, so the pass rate alone must bound the false-alarm rate.
+    # The compared metric may rise in a healthy run, so the pass rate alone must bound the
+    # false-alarm rate.
     errors = strict(rule, seen)
     passed = seen.history.newest(PASSED, rule.window, seen.after)
     if errors is None or passed is None:
@@ -315,7 +322,8 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.value < rule.floor or reward not in seen.history:
         return None
-    # If reward and accuracy both fall, the policy gets worse, but it does not hack the reward.
+    # The rule does not fire if reward and accuracy both fall, because then the policy gets worse
+    # but does not hack the reward.
     series = seen.history[reward]
     between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
     if len(between) < 4:
@@ -339,8 +347,8 @@ def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
 class _Fall:
     """Fall of held-out accuracy from the best recent evaluation to the newest.
 
-    first, last: steps of the two evaluations. best: accuracy of the best evaluation. value, error:
-    size of the fall and its standard error.
+    first, last: steps of the two compared evaluations. best: accuracy of the best evaluation.
+    value, error: size of the fall and its standard error.
     """
 
     first: int
@@ -379,8 +387,8 @@ def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
 
     The first metric is the share over a window of steps, and the second the number of its problems.
     A third metric, ``verifier/second_since``, is the first step of the current second verifier.
-    The share's lower bound must be above the limit, or the lower bound of its rise since the first
-    full window above 0, both at the rule's ``chance``.
+    The lower bound of the share must be above the limit, or the lower bound of its rise since the
+    first full window above 0, both at the rule's ``chance``.
     """
     share, count = rule.reads
     chance = chance_of_test(rule, seen)
@@ -423,8 +431,9 @@ def _lowest_mean(mean: float, count: int, chance: float) -> float:
     """Return the lowest true mean at which a mean of independent values in [0, 1] is credible.
 
     With count n, a mean of at least p has probability at most exp(-n KL(p, m)) if the true mean is
-    m < p, for any distribution of the values (Hoeffding 1963, theorem 1). KL is the divergence of
-    two Bernoulli distributions. The result is the m at which this bound is ``chance``.
+    m < p, for any distribution of the values (Hoeffding 1963, theorem 1). KL is the divergence
+    between two Bernoulli distributions. The lowest credible mean is the m at which Hoeffding's
+    bound equals ``chance``.
     """
     low, high = 0.0, mean
     for _ in range(50):

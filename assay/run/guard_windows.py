@@ -21,7 +21,7 @@ class Seen:
     """Data that a check reads.
 
     row: metrics of the newest step. after: step at which the rule last fired; windows start after
-    this step. price: cost per hour. planned: planned number of steps of the run.
+    this step. price: cost per hour. planned: planned number of steps of the whole run.
     """
 
     history: History
@@ -44,8 +44,8 @@ class Seen:
 class CheckFound:
     """Result of a check that fires.
 
-    since: first step of the reported condition. series: names of the tested metrics, first the one
-    that the message names. numbers: values for the placeholders of the rule's message.
+    since: first step of the reported condition. series: names of the tested metrics, beginning with
+    the metric that the message names. numbers: values for the placeholders of the rule's message.
     """
 
     since: int
@@ -58,12 +58,14 @@ LOOKS = 5
 
 
 def chance_of_test(rule: Rule, seen: Seen) -> float | None:
-    """Return the probability of a false alarm that a test at this step may have; None without test.
+    """Return the probability of a false alarm that a test at this step may have; return None
+    without a test.
 
     There are `LOOKS` tests per window. All tests of a run share the rule's ``chance``, the
     probability of a false alarm, in equal parts (Bonferroni).
     """
-    # An uncorrected test at every step of a long run eventually fires by chance.
+    # Tests are corrected, because an uncorrected test at every step of a long run eventually fires
+    # by chance.
     # Without the correction, entropy_lost stopped 37 to 76 % of healthy runs of 200 steps.
     # Tests of overlapping windows are correlated, so the true false-alarm rate is even lower.
     stride, step = max(1, rule.window // LOOKS), int(seen.row.get("step") or 0)
@@ -75,8 +77,8 @@ def chance_of_test(rule: Rule, seen: Seen) -> float | None:
 def strict(rule: Rule, seen: Seen) -> float | None:
     """Return the critical value of a test at this step, in standard errors; None without a test.
 
-    The probability of a false alarm is `chance_of_test`. The degrees of freedom are those of two
-    halves of a window, or of two windows.
+    The probability of a false alarm of one test is `chance_of_test`. The degrees of freedom of a
+    test are those of two halves of a window, or of two windows.
     """
     chance = chance_of_test(rule, seen)
     if chance is None:
@@ -90,7 +92,7 @@ class Rise:
     """Rise of a metric between the halves of a window.
 
     before, after: means of the first and of the second half. error: standard error of the rise.
-    times: the rise in standard errors.
+    times: size of the rise, in standard errors.
     """
 
     before: float
@@ -116,6 +118,7 @@ def rise_in(part: Window) -> Rise:
     first, second = part.values[:middle], part.values[middle:]
     errors = [half.var(ddof=1) / len(half) if len(half) > 1 else 0.0 for half in (first, second)]
     before, after = float(first.mean()), float(second.mean())
-    # Equal values have no variance. The lower bound avoids a division by 0 in `times`.
+    # Equal values have no variance.
+    # The divisor is a lower bound of the error, which avoids a division by 0 in `times`.
     error = max(math.sqrt(sum(errors)), 1e-9)
     return Rise(before, after, error)

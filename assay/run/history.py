@@ -1,4 +1,7 @@
-"""All values of each metric of a run, in memory. A resumed run reads earlier values from file."""
+"""All values of each metric of a run, in memory.
+
+For a resumed run, the history reads earlier values from file.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class History:
         self._values: dict[str, array[float]] = {}
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append the metrics of a step."""
+        """Append the metrics of a step to the history."""
         for name, value in row.items():
             if value is None or name == "step" or (is_timing(name) and name not in _KEPT):
                 continue

@@ -78,7 +78,8 @@ def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
     (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). For a chance below 1e-12, rounding errors
     dominate the result.
     """
-    # Computed here, because scipy would be a core dependency for this function alone.
+    # The quantile is computed here, because scipy would be a core dependency for this function
+    # alone.
     degrees = min(degrees, _MOST_DEGREES)
     low, high = 0.0, 1e3
     for _ in range(60):

@@ -89,7 +89,7 @@ class Journals:
 
 
 class _ListenerThread(threading.Thread):
-    """Thread and queue of one listener."""
+    """The thread and the queue of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
         # The thread is a daemon, so that a hanging listener cannot keep the process alive.

@@ -97,7 +97,8 @@ def _part_metrics(
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))
     for name in parts:
-        # The first tag that names a part counts. A group may have none: a resume may change parts.
+        # If several tags name parts, the first such tag counts.
+        # A group may belong to no part, because a resume may change the parts.
         own = [
             (group, judged)
             for group, judged in pairs
@@ -198,7 +199,8 @@ def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
     if num_runs < 2:
         return 0.0
     codes = np.zeros(num_runs, np.int64)
-    # Each n-gram is compared by a 64-bit hash. Two n-grams collide with probability 2^-64.
+    # Each n-gram is compared by a 64-bit hash.
+    # A collision is unlikely: two n-grams collide with probability 2^-64.
     for place in range(n):
         codes = codes * np.int64(6364136223846793005) + tokens[place : place + num_runs] + 1
     return 1.0 - len(np.unique(codes)) / num_runs

@@ -84,7 +84,7 @@ def _is_checkpoint(folder: Path) -> bool:
         return True
     manifest = folder / MANIFEST
     # Other programs may also write a manifest.json, so its content decides.
-    # An unreadable manifest may belong to a damaged checkpoint, and counts as one.
+    # An unreadable manifest counts as a checkpoint, because it may belong to a damaged one.
     return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
 
 
@@ -125,7 +125,7 @@ def _choose(run: Path, which: str) -> Path:
 
 
 def _guard_stop(run: Path, newest: int) -> str:
-    """Return why plain ``RUN`` is refused; "" if the guard has not stopped the run."""
+    """Return why the plain name ``RUN`` is refused; "" if the guard has not stopped the run."""
     # After a guard stop, the newest checkpoint contains the policy that the guard rejected.
     stop = newest_stop(run)
     if stop is None or int(stop.get("step") or 0) < newest:

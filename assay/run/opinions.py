@@ -14,8 +14,8 @@ from assay.run.intervals import Interval, clustered_stderr, share_interval, stde
 class Opinion(NamedTuple):
     """The statuses of a completion's verdict and of its second verdict.
 
-    problem: id of the problem. second: None for a completion without a second verdict. verifier:
-    label of the second verifier.
+    problem: id of the problem. second: status of the second verdict; None for a completion without
+    a second verdict. verifier: label of the second verifier.
     """
 
     problem: str
@@ -62,7 +62,8 @@ def overruled_share(opinions: Iterable[Opinion], status: str) -> OverruledShare 
 
 
 def _of_completions(opinions: Iterable[Opinion], status: str) -> tuple[float, Interval]:
-    """Return the share of overruled ``status`` completions; at least one has a second verdict."""
+    """Return the share of the completions with verdict ``status`` that are overruled; at least one
+    has a second verdict."""
     by_problem: dict[str, list[float]] = defaultdict(list)
     for one in opinions:
         if one.known and one.first == status:
@@ -77,12 +78,14 @@ def _of_completions(opinions: Iterable[Opinion], status: str) -> tuple[float, In
 
 
 def opinion_metrics(window: Sequence[Opinion], step: Sequence[Opinion]) -> dict[str, float]:
-    """Return the metrics of second verdicts. window: completions of the last steps, with ``step``.
+    """Return the metrics of second verdicts. window: second opinions on the completions of the last
+    steps, with ``step``.
 
     The disagreement weights accepted and rejected completions by their shares of all judged ones,
-    because different shares of both are sampled. Its interval is that of Zou and Donner (2008).
-    Its two shares are those of completions, because such weights do not fit means over problems: a
-    problem with one accepted completion would count as much as a problem with eight.
+    because different shares of both are sampled. The interval of the disagreement is that of Zou
+    and Donner (2008). The two shares of a disagreement are shares of completions, because such
+    weights do not fit means over problems: a problem with one accepted completion would count as
+    much as a problem with eight.
     """
     asked = [one for one in step if one.second is not None]
     found = {"verifier/num_second": float(len(asked))}
@@ -121,7 +124,7 @@ OPINION_COLUMNS = ("problem_id", "status", "second_status", "second_verifier")
 
 
 def opinion_of(row: Mapping[str, str | None]) -> Opinion:
-    """Return the opinion of a row of the rollout log."""
+    """Return the opinions of both verifiers in a row of the rollout log."""
     problem, first, second, verifier = (row[name] for name in OPINION_COLUMNS)
     return Opinion(problem or "", first or "not_judged", second, verifier)
 

@@ -27,8 +27,8 @@ _MOST_POINTS = 2**18
 class Gain:
     """Gain in accuracy of B over A, over the problems judged for both.
 
-    value: mean difference per problem. stderr: paired standard error of this mean; None for one
-    problem. interval: 95 % interval of `paired_interval`.
+    value: mean difference per problem. stderr: paired standard error of the mean difference; None
+    for one problem. interval: 95 % interval of `paired_interval`.
     """
 
     value: float
@@ -51,7 +51,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Pass rates of A and B on the problems judged for both. ids: the ids of these problems."""
+    """Pass rates of A and B on the problems judged for both. ids: ids of the compared problems."""
 
     ids: tuple[str, ...] = ()
     a: tuple[float, ...] = ()
@@ -91,7 +91,7 @@ class Paired:
 
     @property
     def gain(self) -> Gain | None:
-        """Gain of B over A; None without problems."""
+        """Gain in accuracy of B over A; None without problems."""
         return gain_of(self.differences) if self.ids else None
 
     @property
@@ -145,7 +145,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     exact test. Differences without a small common denominator are rounded to multiples of 1/131,072
     of the sum of their absolute values.
     """
-    # There are 2^n sign patterns, too many to enumerate.
+    # The sign patterns are not enumerated, because there are 2^n patterns.
     # The product of the characteristic functions cos(d w) on a grid counts all patterns at once
     # (Pagano and Tritchler 1983).
     sizes = _whole_numbers(differences)
@@ -162,7 +162,7 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     chances = np.fft.irfft(product, num_points)
     both = float(chances[observed : num_points - observed + 1].sum())
     num_nonzero = sum(one != 0 for one in sizes)
-    # FFT rounding could give 0 for a tiny p value.
+    # The p value has a lower limit, because FFT rounding could give 0 for a tiny p value.
     # The observed signs and their mirror image always count, so the least p value is 2 / 2^n.
     return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))
 
@@ -177,7 +177,10 @@ def _whole_numbers(differences: Sequence[float]) -> list[int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for multiple testing (Holm 1979). The order of the input is kept."""
+    """Correct p values for multiple testing (Holm 1979).
+
+    The p values are returned in the order of the input.
+    """
     order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     adjusted, least = [0.0] * len(p_values), 0.0
     for rank, n in enumerate(order):

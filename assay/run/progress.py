@@ -71,7 +71,7 @@ class SamplingCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HowFar:
-    """Progress of a sampling task. call: newest call of the generator within the task."""
+    """Progress of a sampling task. call: newest generator call within the task."""
 
     what: str
     num_completions: int
@@ -80,7 +80,7 @@ class HowFar:
 
     @property
     def numbers(self) -> str:
-        """Text of the counts and the speed, without ``what``."""
+        """Text of the counts and the speed, without the name of the work."""
         of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
         return f"{of}, {self.call.tokens:,} tokens, {self.call.tokens_per_second:,.0f} tokens/s"
 
@@ -121,7 +121,7 @@ class SamplingWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether the interval without output has passed."""
+        """Whether the minimum interval without output has passed."""
         return time.monotonic() - self._last >= self._every
 
     @property
@@ -171,7 +171,7 @@ class NotebookDisplay:
         page = {"text/plain": plain, "text/html": f"<pre>{html.escape(plain)}</pre>"}
         self._newest, self._shown = None, time.monotonic()
         if self._handle is None:
-            # A late import, because IPython exists only in a notebook.
+            # The import is late, because IPython exists only in a notebook.
             from IPython.display import display  # pyright: ignore[reportMissingImports]
 
             self._handle = display(page, raw=True, display_id=True)
@@ -180,7 +180,7 @@ class NotebookDisplay:
 
 
 class Progress:
-    """Progress display of a run on standard error. It is a `Listener` of the run.
+    """Progress display of a run on standard error. The progress display is a `Listener` of the run.
 
     A terminal or notebook shows a progress bar, the newest metrics, the reward curve, and the
     progress of sampling. Any other output gets a line per step, at most one line every 5 s, and a
@@ -232,7 +232,8 @@ class Progress:
 
     def _step(self, step: int, metrics: Row) -> None:
         elapsed = metrics.get("time/elapsed", 0.0)
-        # Evaluations run every few steps, so `eta` counts them separately from the pace.
+        # The pace excludes evaluations, because they run every few steps and `eta` counts them
+        # separately.
         self._pace.append((step, elapsed - self._seconds_evaluating))
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])

@@ -34,6 +34,7 @@ class GlobalRandomState:
 
     def state_copy(self) -> SavedRandomState:
         """Copy the current states."""
+        # The state is stored as JSON:
         # NumPy's legacy tuple contains only integers and a float, which JSON stores exactly.
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {

@@ -84,8 +84,8 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
     """Return a warning if a changed length of the run changes its learning-rate schedule.
 
-    rate: learning rate of the last step, for the text. The result is None if there is no such
-        change.
+    rate: learning rate of the last step, which the text states. If no setting that affects a step
+        has changed, the result is None.
     """
     # A constant learning rate does not depend on the length of the run.
     kind, stage = now.optimizer.schedule, now.stage

@@ -48,7 +48,7 @@ class RolledBack:
 def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     """Make the checkpoint of step ``to`` the newest one of a run.
 
-    The event of the rollback records who requested the rollback, and why.
+    The event of a rollback records who requested the rollback, and why.
 
     Raises RunError if the checkpoint is missing or damaged, or if it is already the newest state.
     """
@@ -67,12 +67,12 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
         # The rollback ends with an entry in events.jsonl.
-        # So a damaged events.jsonl must raise before any file is moved.
+        # A damaged events.jsonl must therefore raise before any file is moved.
         read_events(folder / "events.jsonl")
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
-        # Later data is evidence for the reason of the rollback, so it is not removed.
+        # Data after the checkpoint is kept, because it is evidence for the reason of the rollback.
         aside = make_folder(folder / "rolled_back", f"step-{before:06d}-to-{to:06d}")
         for name in names:
             _set_aside(folder / f"{name}.jsonl", aside, rows[name], to)
@@ -88,7 +88,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
 
 
 def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) -> None:
-    # Later rows are copied before they leave the journal, so a kill in between loses no row.
+    # Later rows are copied before they leave the journal, so that a kill in between loses no row.
     later = [row for row in rows if int(row["step"]) > to]
     if later:
         text = "".join(json.dumps(row) + "\n" for row in later)

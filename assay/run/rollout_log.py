@@ -1,9 +1,9 @@
 """The rollout log, the primary record of a run: a Parquet file per step, a row per completion.
 
-The file of a step is called a shard. A shard is written before the optimizer update of its step.
-After the update, a background thread rewrites the shard with the learner's log-probabilities,
-values and advantages. Floats and tokens round-trip bit for bit. `SampledLog` stores the completions
-of a step before its shard is written.
+A shard is the file of one step in the rollout log. A shard is written before the optimizer update
+of its step. After the update, a background thread rewrites the shard with the learner's
+log-probabilities, values and advantages. Floats and tokens round-trip bit for bit. `SampledLog`
+stores the completions of a step before its shard is written.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RolloutLog:
         self.sampled = SampledLog(folder, self._write_sampled, _read_sampled)
         self._open: tuple[int, pa.Table] | None = None
         # The second write of a shard runs while the next step is sampled.
-        # A single thread keeps the writes in order.
+        # Writes use a single thread, which keeps them in order.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
         self._pending_step = 0
@@ -95,7 +95,8 @@ class RolloutLog:
         verifier_hashes: Mapping[str, str],
         put_back: PutBack | None = None,
     ) -> None:
-        """Write the shard of a step to disk. put_back: stored in the metadata of the shard."""
+        """Write the shard of a step to disk. put_back: canceled problems, which are stored in the
+        metadata of the shard."""
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
         about = {_VERSION: str(SCHEMA_VERSION).encode()}
@@ -110,9 +111,9 @@ class RolloutLog:
         """Add the learner's columns to the shard of a step, in the background.
 
         batch: object with the tensors or arrays ``length_R``, ``row_T`` (row of each token,
-        ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and ``values_T``. The last two may be
-        None. Tokens are in the order of the recorded groups. Rows after those of the batch keep
-        null in the learner's columns.
+        ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and ``values_T``. The last two tensors of
+        the batch may be None. Tokens are in the order of the recorded groups. Rows after those of
+        the batch keep null in the learner's columns.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
@@ -199,7 +200,8 @@ class RolloutLog:
             # Higher compression levels save little, because most bytes are log-probabilities.
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
-            # Column statistics would repeat two whole completions, the smallest and largest text.
+            # Column statistics are off, because they would repeat two whole completions, the
+            # smallest and largest text.
             write_statistics=False,
             # Without checksums, a flipped bit often decodes to other valid numbers.
             write_page_checksum=True,

@@ -73,13 +73,13 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "think": (_THINK, lambda row: row.completion.think),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
-    # Null if one policy version sampled all tokens, which saves 4 bytes per token.
+    # The column is null if one policy version sampled all tokens, which saves 4 bytes per token.
     "token_versions": (_INTS, lambda row: row.completion.token_versions),
     "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
     "said": (pa.list_(pa.list_(_INT)), lambda row: row.completion.said),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
-    # Columns with None are null until the learner has computed their values.
+    # Columns with the value None are null until the learner has computed their values.
     "old_logprobs": (_FLOATS, None),
     "ref_logprobs": (_FLOATS, None),
     "values": (_FLOATS, None),
@@ -103,7 +103,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
         column: (_TEXT, lambda row, name=name: getattr(row.verdict.second, name, None))
         for name, column in _SECOND.items()
     },
-    # JSON text, so that a new sampling setting needs no new column.
+    # The column holds JSON text, so that a new sampling setting needs no new column.
     "sampling": (_TEXT, lambda row: row.sampling),
 }
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
@@ -186,7 +186,7 @@ def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
     """Return the learner's columns, split into rows as the tokens column is.
 
-    The batch contains the first rows of the shard, or all rows. All other rows are null.
+    The batch contains either the first rows of the shard, or all rows. All other rows are null.
     """
     # Dynamic sampling rejects some groups. The rows after those of the batch are recorded last,
     # and are not trained on.

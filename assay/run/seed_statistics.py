@@ -33,9 +33,9 @@ class SeedDifference:
     """Mean of paired differences over seeds, with its 95 % interval and p value.
 
     Student 1908: the interval is mean ± t e, with the standard error e and t for n - 1 degrees of
-    freedom (2.36 for eight seeds). p_value: two-sided, of a mean difference of 0. The ends are
-    infinite and p_value is None for one seed. If every seed has the same difference, the interval
-    has no width; p_value is then 1 for a difference of 0, and else None.
+    freedom (2.36 for eight seeds). p_value: two-sided, of a mean difference of 0. With a single
+    seed, the ends of the interval are infinite and p_value is None. If every seed has the same
+    difference, the interval has no width; p_value is then 1 for a difference of 0, and else None.
     """
 
     mean: float
@@ -46,7 +46,7 @@ class SeedDifference:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> SeedDifference:
-        """Compare by the differences of the seeds."""
+        """Two arms are compared by the differences of their values for each seed."""
         count = len(differences)
         mean, error = mean_and_error(differences)
         if count < 2:
@@ -54,7 +54,7 @@ class SeedDifference:
         # Equal differences differ by rounding, from which t would be huge.
         error = error if error > 1e-12 * max(map(abs, differences)) else 0.0
         half = t_quantile(count - 1) * error
-        # Without spread t is 0/0 or infinite, so the test says nothing.
+        # Without spread, t is 0/0 or infinite, so Student's test says nothing.
         p_value = t_p_value(mean / error, count - 1) if error else None if mean else 1.0
         return cls(mean, mean - half, mean + half, p_value, count)
 

@@ -26,7 +26,8 @@ class _Startup:
         self._heartbeat.start()
 
     def _show(self, kind: str, row: Mapping[str, Any]) -> None:
-        # A write to a closed terminal raises OSError, which must not end the start-up.
+        # Errors are suppressed, because a write to a closed terminal raises OSError, which must not
+        # end the start-up.
         with suppress(OSError):
             self._progress(kind, dict(row))
 

@@ -13,7 +13,7 @@ from assay.host.records import read_events, read_step_rows
 
 def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
     """Return why a run ended; None if the run is in progress or was killed."""
-    # The newest start or end decides: a resumed run has earlier ends in its events.
+    # The newest start or end event decides, because a resumed run has earlier ends in its events.
     for event in reversed(events):
         if event.get("kind") == "ended":
             return str(event.get("reason"))

@@ -22,7 +22,7 @@ class StepInterrupted(KeyboardInterrupt):
 class StopSignal:
     """Context in which a first signal sets `requested`, and a second raises KeyboardInterrupt.
 
-    In other threads than the main thread this context has no effect.
+    In threads other than the main thread, this context has no effect.
     """
 
     def __init__(self) -> None:
