@@ -157,8 +157,7 @@ class PromptRenderer:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
         # A document may contain the name of a special token, such as <|endoftext|>.
-        # The special token's name is not encoded as the special token, because the token would end
-        # the document.
+        # A special token's name in a text is not encoded as the token, which would end the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
@@ -352,8 +351,7 @@ class PromptRenderer:
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # The policy samples after the prompt's own tokens, so in training the completion is encoded
-        # alone, too.
+        # The policy samples after the prompt's own tokens, so the completion is encoded alone, too.
         return self._encode(text)
 
 
@@ -460,6 +458,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
     # A template for lists of text and image parts may ignore content that is a plain string.
     if text is None or _MARK not in text:
         return None
+    # Rendering a reply shows which token the template writes after the reply.
     # A list of known token names would fail: <|end|> ends a turn in one model family, and only a
     # segment of a turn in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))

@@ -6,7 +6,7 @@
       verifiers/HASH/MODULE.py       source code of user verifiers
 
 A run that is killed at any moment can resume. `Run.resume` returns to the newest valid checkpoint
-and removes later metrics. Later rollouts stay in the run, and `Run.recorded` returns them.
+and removes later metrics. Later rollouts stay, and `Run.recorded` returns these rollouts.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class Run:
         decision: str | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Create the directory of a new run.
-
-        If the name of a directory exists, a number is appended to the name.
+        """Create the directory of a new run. A number is appended to an existing name.
 
         num_steps: number of steps; None: ``rl.steps``. decision: text of ``decision.md``. Raises
         RunError if the directory cannot be created.
@@ -177,9 +175,7 @@ class Run:
         return run
 
     def attach(self, **parts: Stateful) -> None:
-        """Register the components of a checkpoint by name.
-
-        If the run is resumed, load the saved state of the components.
+        """Register the components of a checkpoint by name. On resume, load their saved state.
 
         The component ``model`` is saved at the top level of a checkpoint, each other component in a
         folder with its name. On resume, this call also removes data after the loaded checkpoint.
@@ -257,10 +253,7 @@ class Run:
         self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
-        """Start the clock of the next step.
-
-        The estimate does not count the time since the last step.
-        """
+        """Start the clock of the next step. The time since the last step is not counted."""
         self.clock.begin_step()
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
@@ -272,7 +265,7 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        # Time spent in an evaluation does not count as step time.
+        # The time of an evaluation does not count as step time.
         self.begin_step()
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
@@ -293,7 +286,7 @@ class Run:
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
-        with suppress(DiskFull):  # The run reports a full disk at its next write.
+        with suppress(DiskFull):  # the run reports a full disk at its next write
             self.event("listener_failed", listener=name, error=why)
         self.note(f"warning: {name} receives no more rows of {self.folder}: {why}")
 
@@ -312,8 +305,7 @@ class Run:
     def save_checkpoint(self) -> Path | None:
         """Save the state after the last finished step, unless a checkpoint of that step exists.
 
-        An end saves nothing if the current step has changed the weights, or if a loss is not
-        finite.
+        Nothing is saved if the current step has changed the weights, or if a loss is not finite.
         """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
