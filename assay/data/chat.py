@@ -157,7 +157,7 @@ class PromptRenderer:
             found = "none in this tokenizer"
             raise ModelError(message("end token of a document", found, "one (eos_token)"))
         # A document may contain the name of a special token, such as <|endoftext|>.
-        # A special token's name in a text is not encoded as the token, which would end the document.
+        # The name of a special token is not encoded as the token, which would end the document.
         tokens = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if not tokens:
             raise DataError(message(f"{source or 'document'} text", "no tokens", "text with some"))
