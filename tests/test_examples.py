@@ -121,6 +121,23 @@ def test_the_page_has_the_measured_figures() -> None:
             assert f"{100 * one[side]['pass_at_1']:.1f} %" in page, one["name"]
 
 
+def test_the_page_has_the_figures_of_the_other_harness() -> None:
+    measured = json.loads((RUN.parent / "measured" / "lm_eval.json").read_text())
+    page = (RUN.parent / "README.md").read_text(encoding="utf-8")
+    for side in ("before", "after"):
+        for kind, harness in (("strict", "strict-match"), ("flexible", "flexible-extract")):
+            right = sum(row[kind][1] for row in measured[side]["problems"])
+            assert right == measured[side]["assay"][harness]["passed"]["lm-eval"]
+            assert f"{right} of 64 ({100 * right / 64:.1f} %)" in page, (side, kind)
+    gains = [
+        after["strict"][1] - before["strict"][1]
+        for before, after in zip(
+            measured["before"]["problems"], measured["after"]["problems"], strict=True
+        )
+    ]
+    assert f"{gains.count(1)} problems gained and {gains.count(-1)} lost" in page
+
+
 def test_the_gpu_page_has_the_accuracy_of_its_completions() -> None:
     file = GPU_RUN.parent / "measured" / "report.jsonl"
     scores = [json.loads(line)["score"] for line in file.read_text(encoding="utf-8").splitlines()]

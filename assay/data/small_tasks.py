@@ -50,7 +50,7 @@ UNITS: str = (
     "force N, energy J, power W, pressure Pa, charge C, voltage V, current A, time s, mass kg,"
     " length m, frequency Hz, resistance ohm"
 )
-FACTS = tuple(
+FACTS: tuple[dict[str, str], ...] = tuple(
     dict(zip(words[::2], words[1::2], strict=True))
     for words in (ELEMENTS.replace(",", "").split(), UNITS.replace(",", "").split())
 )
