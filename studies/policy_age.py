@@ -16,9 +16,10 @@ from assay.learn.algorithms import Algorithm
 from assay.training import rl_run
 from studies.campaign import Arm, Outcome, Panel, Study, Task, main
 from studies.claims import Of, equals, exceeds
-from studies.world import SETUP, cold_started, read_run, reinforce, rl_config, trained
+from studies.world import SETUP, cold_started, read_run, rl_config, trained
 
-AGES = (1, 2, 4, 8)
+AGES = (0, 1, 2, 4, 8)
+LATER = AGES[1:]
 
 
 def _uncorrected(row: Algorithm, exact: bool) -> Algorithm:
@@ -29,8 +30,6 @@ def _uncorrected(row: Algorithm, exact: bool) -> Algorithm:
 def at_age(task: Task) -> Outcome:
     """Train with ``task.settings["age"]`` steps ahead. Return the run's figures, and its ages."""
     age, corrected = task.settings["age"], task.settings["corrected"]
-    if not age:
-        return reinforce(task)
     config = rl_config(task, cold_started(task), task.settings["config"])
     config["scale"] = {"rollout_actors": 2, "steps_ahead": age}
     plain = rl_run.for_generator
@@ -71,11 +70,11 @@ PLANNED = Study(
         **_settings(0),
     },
     arms=(
-        Arm("age 0", "sampled by the newest policy, in one process", _settings(0)),
+        # At age 0 the generator is exact, so no weights apply.
         *(Arm(f"age {n}", f"at most {n} steps old, weights up to 2", _settings(n)) for n in AGES),
         *(
             Arm(f"age {n} plain", f"at most {n} steps old, without weights", _settings(n, False))
-            for n in AGES
+            for n in LATER
         ),
     ),
     claims=(
@@ -86,7 +85,7 @@ PLANNED = Study(
                 Of("age 0", "accuracy"),
                 margin=0.02,
             )
-            for n in AGES
+            for n in LATER
         ),
         exceeds(
             "At an age of 8 steps, importance weights raise accuracy.",
@@ -109,7 +108,7 @@ PLANNED = Study(
     limits=(
         "The model is small and completions have at most 48 tokens. Ages are at most the stated"
         " number of steps; the mean age depends on the speed of the actors, and is recorded for"
-        " each run. The run of age 0 uses the engine of the command's process."
+        " each run. All runs, age 0 included, sample with the same two rollout actors."
     ),
 )
 

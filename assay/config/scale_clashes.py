@@ -35,6 +35,11 @@ def clashes_of_scale(config: Any) -> Iterator[str]:
         yield message("scale.steps_ahead", scale.steps_ahead, accepted)
     if scale.steps_ahead and stage != "rl":
         yield message("scale.steps_ahead", scale.steps_ahead, "0 in a stage other than [rl]")
+    grows = config.rl is not None and config.rl.max_group_size is not None
+    if scale.steps_ahead and config.verification.schedule and grows:
+        # Siblings that extend a group are judged apart, at the weights of a newer policy version.
+        accepted = "0 with verification.schedule and rl.max_group_size: siblings differ in age"
+        yield message("scale.steps_ahead", scale.steps_ahead, accepted)
     if scale.shard:
         yield from _clashes_of_shards(config)
 

@@ -249,6 +249,7 @@ class Engine:
             self._choice = self._prove(self._model)
             num_rows = self._make_ready(room)
         num_slots = min(num_rows, self.settings.slots)
+        is_full = num_slots < min(self.settings.slots, room.num_groups * room.group_size)
         self.stats = EngineStats(num_slots=num_slots, num_wanted=sum(g.size for g in waiting))
         self.stats.num_completions = sum(len(group.done) for group in waiting)
         forward = self._choice.forward
@@ -261,6 +262,7 @@ class Engine:
             policy_version=self.policy_version,
             controllers=TurnControllers(self.tokenizer, sampling, waiting, self.make_controller),
             reader=PromptReader(forward.prefill, forward.reads_in_blocks, self._device),
+            most_slots=num_slots if is_full else self.settings.slots,
             draw=draw_on(self._device, sampling, isinstance(forward, CapturedForward)),
         )
 
@@ -350,7 +352,7 @@ class Engine:
 
     def _num_idle(self, call: EngineCall) -> int:
         # The call itself may have fewer slots, because the rows of idle slots are dropped.
-        return max(0, self.settings.slots - int(call.slots.active_S.sum()))
+        return max(0, call.most_slots - int(call.slots.active_S.sum()))
 
     def _key_of(self, group: Waiting, sibling: int) -> int:
         """Return the random key of a completion."""

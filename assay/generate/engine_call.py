@@ -28,6 +28,8 @@ class EngineCall:
     policy_version: int
     controllers: TurnControllers
     reader: PromptReader
+    # Number of completions that a call can sample at once: the slots that fit in memory.
+    most_slots: int
     # Function of logits and uniforms that samples tokens and their log-probabilities.
     draw: Draw
     # Slots that got a completion in this step; the first token is sampled from the prompt's logits.

@@ -116,14 +116,19 @@ class VllmCall:
                 one.policy_version = self.policy_version
                 self._settle(one)
 
-    def interrupt(self) -> None:
-        """Return all open completions to their groups, so that a later call continues them."""
+    def interrupt(self) -> list[Group]:
+        """Return all open completions to their groups, so that a later call continues them.
+
+        Returns the finished groups that no `step` has returned yet.
+        """
         open_ones = [*self._asked.values(), *self._paused]
         self.close()
         self._paused = []
         for one in open_ones:
             one.group.open[one.sibling] = one
             one.group.todo.append(one.sibling)
+        ended, self._ended = self._ended, []
+        return ended
 
     @property
     def num_open(self) -> int:

@@ -253,7 +253,10 @@ class VllmEngine:
             call.begin([one for one in waiting if one.todo], self._seed)
             while call.is_open:
                 if must_end is not None and must_end(max(0, self._num_slots - call.num_open)):
-                    call.interrupt()
+                    # A controller may have ended completions before the first step.
+                    for group in call.interrupt():
+                        if on_group is not None:
+                            on_group(group)
                     return
                 ended = call.step()
                 seconds = time.perf_counter() - started

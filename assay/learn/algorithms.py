@@ -65,6 +65,18 @@ def for_generator(row: Algorithm, exact: bool) -> Algorithm:
     return replace(row, importance_cap=IMPORTANCE_CAP)
 
 
+def check_teaching_ahead(row: Algorithm, steps_ahead: int) -> None:
+    """Raise ConfigError if a teacher's KL would be a loss over tokens of older policies.
+
+    Importance weights correct the surrogate only. A KL in the reward is part of the surrogate.
+    """
+    if steps_ahead and row.kl_in_loss:
+        found = f"{steps_ahead} with a [teacher] whose KL is in the loss of {row.name}"
+        accepted = "0, as this KL has no importance weights for tokens of older policies"
+        remedy = 'or set algorithm.kl_place = "reward" and algorithm.kl_estimator = "k1"'
+        raise ConfigError(message("scale.steps_ahead", found, accepted, remedy))
+
+
 def describe(row: Algorithm) -> str:
     """Format the preset's non-default fields as a comma-separated list of ``field = value``."""
     parts: list[str] = []

@@ -68,7 +68,8 @@ def policy_loss(
     With ``weights_T`` from `token_weights`, the loss is DeepSeekMath equation 3 (negated) for
     ``sequence_mean`` and surrogate ``clip``, DAPO equation 8 for ``token_mean``, and PPO equation 8
     for surrogate ``ratio`` and a penalty. The factor c_t is 1, or `importance_weight` under
-    ``importance_cap``.
+    ``importance_cap``. The other terms have no importance weight: for tokens of another
+    distribution, their expectations are over that distribution.
 
     logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
         entropy_T.

@@ -145,7 +145,8 @@ class AheadGenerator(ActorGenerator):
     def load_policy(self, weights: Weights) -> None:
         """Send the weights to the actors, which load them between two decoding steps."""
         prepared = self.prepare(weights)
-        self._sent[prepared.version] = prepared
+        # Without the reference, the object store can free the weights of an older version.
+        self._sent[prepared.version] = replace(prepared, ref=None)
         loaded = [actor.version for actor in self._actors if actor.version is not None]
         oldest = min(loaded, default=prepared.version)
         for version in [n for n in self._sent if n < oldest]:
@@ -204,19 +205,28 @@ class AheadGenerator(ActorGenerator):
                     self.on_finished(one.group)
 
     def _assign(self) -> None:
-        """Give each unassigned group to the actor with the fewest unfinished completions."""
+        """Give each unassigned group to the actor with the fewest unfinished completions.
+
+        Urgent groups are sampled before all others, so only urgent completions count for them.
+        """
         # Calls are executed in order, so an actor loads what was sent before its next groups.
         able = [actor for actor in self._actors if actor.sent_version == self.policy_version]
         if not able:
             return
-        loads = {id(a): sum(self._queue[n].group_size for n in a.share) for a in able}
+        loads, urgent = {id(one): 0 for one in able}, {id(one): 0 for one in able}
+        for actor in able:
+            for one in (self._queue[n] for n in actor.share):
+                loads[id(actor)] += one.group_size
+                urgent[id(actor)] += one.group_size * one.urgent
         shares: dict[tuple[int, tuple[Any, ...]], list[int]] = {}
         chosen = {id(actor): actor for actor in able}
         while self._unassigned:
             place = self._unassigned.popleft()
             one = self._queue[place]
-            actor = min(able, key=lambda a: loads[id(a)])
+            ahead_of = urgent if one.urgent else loads
+            actor = min(able, key=lambda a, ahead_of=ahead_of: (ahead_of[id(a)], loads[id(a)]))
             loads[id(actor)] += one.group_size
+            urgent[id(actor)] += one.group_size * one.urgent
             one.version = self.policy_version
             shares.setdefault((id(actor), one.how), []).append(place)
         for (key, _), places in shares.items():

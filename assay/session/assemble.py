@@ -27,7 +27,12 @@ from assay.errors import ConfigError, ModelError, VerifierError, message
 from assay.generate.engine import Engine
 from assay.generate.turns.toolbox import open_tools
 from assay.host.terminal import warn
-from assay.learn.algorithms import Algorithm, algorithm, check_group_size
+from assay.learn.algorithms import (
+    Algorithm,
+    algorithm,
+    check_group_size,
+    check_teaching_ahead,
+)
 from assay.model.load import LoadedModel, ModelOutline, choose_device, load_model
 from assay.model.probe import LayoutChoice, probe_layouts
 from assay.model.rates import slow_type
@@ -404,6 +409,8 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
             if row.credit == "steps" and (complaint := dropped_parts(expression)):
                 raise ConfigError(message("data.verifier", expression, *complaint))
         _check_critic(config, config.rl, row)
+        if config.teacher is not None:
+            check_teaching_ahead(row, config.scale.steps_ahead)
         if not config.rl.max_refills:
             # Without refills, dynamic sampling replaces no group: uniform groups stay in the batch.
             row = replace(row, dynamic_sampling=False)

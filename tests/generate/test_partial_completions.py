@@ -124,3 +124,20 @@ def test_every_token_has_the_version_and_log_probability_of_the_weights_that_sam
                 assert difference.max() < 1e-4
                 versions.add(version)
     assert len(versions) > 2
+
+
+def test_slots_that_do_not_fit_in_memory_are_not_idle() -> None:
+    """Otherwise each further group would interrupt the call, and could not join."""
+    settings = EngineConfig(num_slots=8, max_kv_mib=0.25)
+    engine = engine_of(settings=settings)
+    group = engine.admit(0, problem_of(9), SAMPLING)
+    group.begin(0, 12, None)
+    looks: list[tuple[int, int]] = []
+
+    def must_end(num_idle: int) -> bool:
+        looks.append((engine.stats.num_slots, num_idle))
+        return False
+
+    engine.sample([group], SAMPLING, must_end=must_end)
+    assert 1 < engine.stats.num_slots < 8
+    assert max(num_idle for _, num_idle in looks) < engine.stats.num_slots

@@ -21,7 +21,7 @@ from vllm_fake import SamplingEngine, fake_vllm
 from assay.config import EngineConfig, SamplingConfig, ToolsConfig
 from assay.errors import RunStopped
 from assay.generate import vllm_call, vllm_engine
-from assay.generate.base import Promise, SoFar, TurnController
+from assay.generate.base import InjectedTokens, Promise, SoFar, TurnController
 from assay.generate.engine import Engine
 from assay.generate.oversampling import OversamplingCutoff
 from assay.generate.sampler import key_at, uniforms
@@ -335,3 +335,16 @@ def test_interrupted_completions_continue(vllm: Any, controller: Any, stop: Sequ
         check_equal(replace(one, policy_version=0), expected[name])
         assert one.token_versions is None or one.policy_version == one.token_versions.min()
     assert any(one.token_versions is not None for group in waiting for one in group.done.values())
+
+
+def test_a_group_that_ends_before_the_first_step_is_reported_at_an_interruption(vllm: Any) -> None:
+    def begins_full(problem: Problem, prompt: Prompt) -> Any:
+        return lambda so_far: InjectedTokens([65] * 40) if not so_far.num_tokens else None
+
+    _, other = both()
+    other.make_controller = begins_full
+    waiting = other.admit(0, problem_of(9), SAMPLING)
+    waiting.begin(0, 2, None)
+    ended: list[Group] = []
+    other.sample([waiting], SAMPLING, ended.append, must_end=lambda num_idle: True)
+    assert waiting.is_finished and [group.id for group in ended] == ["p9#0"]

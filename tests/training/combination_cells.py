@@ -81,6 +81,7 @@ FEATURES: Mapping[str, Feature] = {
 
 REFUSED: Mapping[frozenset[str], str] = {
     frozenset(("ahead", "oversample")): "accepted: 0 with scale.steps_ahead",
+    frozenset(("ahead", "teacher")): "has no importance weights for tokens of older policies",
     frozenset(("tools", "environment")): "accepted: names or environment, not both",
     frozenset(("min_think", "oversample")): "accepted: 0 with sampling.min_think",
     frozenset(("mixture", "oversample")): "accepted: 0 with [data.mixture]",

@@ -118,12 +118,14 @@ class Job:
         return [self.sum.first_part(column) for column in self._columns()]
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return one verdict per completion. All parts must have arrived."""
+        """Return one verdict per completion. All parts must have arrived.
+
+        Siblings are compared with each other, so they have equal weights: those of the oldest
+        policy version of the group.
+        """
         assert not self.num_missing
-        return tuple(
-            self.sum.verdict(column, one.policy_version)
-            for column, one in zip(self._columns(), self.group.completions, strict=True)
-        )
+        version = min(one.policy_version for one in self.group.completions)
+        return tuple(self.sum.verdict(column, version) for column in self._columns())
 
     def _columns(self) -> list[list[Part]]:
         """Return the parts of each completion, with `NOT_ASKED` for missing parts."""

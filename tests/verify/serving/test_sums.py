@@ -247,6 +247,18 @@ def test_a_schedule_reaches_the_verdicts_of_a_service() -> None:
         assert [v[0].reward for v in service.judge(groups)] == [1.0, 1.25, 1.5, 1.5]
 
 
+def test_siblings_of_several_policy_versions_have_the_weights_of_the_oldest() -> None:
+    """As siblings that were sampled ahead: a comparison needs one reward for all."""
+    settings: dict[str, Any] = {"schedule": {"threaded": ((0, 0.0), (4, 1.0))}}
+    group = group_of(["good", "good", "good"])
+    ages = zip(group.completions, (4, 2, 9), strict=True)
+    group = replace(
+        group, completions=tuple(replace(one, policy_version=version) for one, version in ages)
+    )
+    with VerifierService("inlined + threaded*0.5", **settings) as service:
+        assert [verdict.reward for verdict in service.judge([group])[0]] == [1.25] * 3
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.floats(-10, 10)), min_size=1, max_size=6),
     st.integers(0, 1100),
