@@ -128,7 +128,7 @@ def test_every_token_has_the_version_and_log_probability_of_the_weights_that_sam
 
 def test_slots_that_do_not_fit_in_memory_are_not_idle() -> None:
     """Otherwise each further group would interrupt the call, and could not join."""
-    settings = EngineConfig(num_slots=8, max_kv_mib=0.25)
+    settings = EngineConfig(num_slots=8, max_kv_mib=0.1)
     engine = engine_of(settings=settings)
     group = engine.admit(0, problem_of(9), SAMPLING)
     group.begin(0, 12, None)

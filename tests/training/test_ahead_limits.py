@@ -19,7 +19,7 @@ from assay.scale.ahead import AheadGenerator, _Started  # pyright: ignore[report
 from assay.scale.rollouts import ActorState
 from assay.session.assemble import choose_algorithm
 from assay.training.api import train
-from studies.policy_age import PLANNED
+from studies import policy_age
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 AHEAD = {"rollout_actors": 2, "steps_ahead": 2}
@@ -107,7 +107,21 @@ def test_urgent_groups_are_shared_equally_beside_groups_of_later_steps() -> None
     assert begun == {"busy": 2, "idle": 2}
 
 
-def test_the_study_of_ages_begins_at_0_with_the_same_actors() -> None:
-    ages = [(arm.settings["age"], arm.settings["corrected"]) for arm in PLANNED.arms]
-    later = [1, 2, 4, 8]
-    assert ages == [(n, True) for n in [0, *later]] + [(n, False) for n in later]
+def test_the_study_of_ages_begins_at_0_with_the_same_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def trained(config: Any) -> Any:
+        asked.append(config["scale"])
+        raise LookupError
+
+    monkeypatch.setattr(policy_age, "cold_started", lambda task: None)
+    monkeypatch.setattr(policy_age, "rl_config", lambda *_: {})
+    monkeypatch.setattr(policy_age, "trained", trained)
+    for arm in policy_age.PLANNED.arms:
+        task: Any = SimpleNamespace(settings={**policy_age.PLANNED.common, **arm.settings})
+        with pytest.raises(LookupError):
+            policy_age.at_age(task)
+    ages = [0, 1, 2, 4, 8, 1, 2, 4, 8]
+    assert asked == [{"rollout_actors": 2, "steps_ahead": age} for age in ages]
