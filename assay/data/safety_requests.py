@@ -76,8 +76,10 @@ class Request:
 
     @property
     def clause(self) -> str:
-        """Return the id of the first clause of the shipped policy that governs the request."""
-        return next(iter(read_policy().categories[self.category].clauses[TREATMENT_OF[self.kind]]))
+        """Return the id of the clause of the shipped policy that governs the request."""
+        clauses = read_policy().categories[self.category].clauses[TREATMENT_OF[self.kind]]
+        named = tables()["clauses"].get(self.topic)
+        return named if named in clauses else next(iter(clauses))
 
 
 @cache

@@ -55,6 +55,15 @@ def test_requests_have_the_keys_that_the_verifier_reads(kind: str) -> None:
     assert len({row.id for row in rows}) == 40
 
 
+def test_the_clause_is_that_of_the_topic() -> None:
+    rows = requests(size=300, kind="harmless", category="violence")
+    found = {row.spec["topic"]: row.spec["clause"] for row in rows}
+    sounds_violent = {"kill a frozen program": "VIO-A2", "beat an egg": "VIO-A2"}
+    assert found == {**sounds_violent, "throw a ball": "VIO-A1"}
+    topics = {topic for table in tables()["topics"].values() for topic, _ in table["harmless"]}
+    assert {*tables()["clauses"]} <= topics
+
+
 def test_heldout_prompts_are_no_train_prompts() -> None:
     train = {row.prompt for row in requests(size=2000)}
     assert train.isdisjoint(row.prompt for row in requests(size=300, split="heldout"))

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from assay.errors import VerifierError, did_you_mean, message
 from assay.host.fields import is_text, list_of
+from assay.verify.safety.reading import words_of
 
 Treatment = Literal["allowed", "refused", "safe_completed"]
 TREATMENTS: tuple[Treatment, ...] = get_args(Treatment)
@@ -67,16 +68,28 @@ class SafetyPolicy:
         return "\n\n".join(map(str, self.categories.values()))
 
 
-@lru_cache(maxsize=8)
 def read_policy(path: str | None = None) -> SafetyPolicy:
     """Return the policy in a file; None: the policy that ships with Assay. Raises VerifierError."""
     place = SHIPPED if path is None else Path(path)
     try:
-        tree = tomllib.loads(place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise VerifierError(message(str(place), f"{error}", "a TOML file of a policy")) from error
-    except tomllib.TOMLDecodeError as error:
-        raise VerifierError(message(str(place), f"no TOML: {error}", "a policy")) from error
+        text = place.read_text(encoding="utf-8")
+    # A path with a null character is a ValueError.
+    except (OSError, ValueError) as error:
+        found, where = str(error), repr(str(place))[1:-1]
+        raise VerifierError(message(where, found, "a TOML file of a policy")) from error
+    return _parsed(str(place), text)
+
+
+# By content: a file that is edited during a session is read again.
+@lru_cache(maxsize=8)
+def _parsed(place: str, text: str) -> SafetyPolicy:
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError as error:
+        raise VerifierError(message(place, "nested too deeply", "a policy")) from error
+    # A number with thousands of digits is a ValueError other than TOMLDecodeError.
+    except ValueError as error:
+        raise VerifierError(message(place, f"no TOML: {error}", "a policy")) from error
     version, tables = tree.pop("version", None), tree.pop("categories", None)
     if tree:
         raise VerifierError(
@@ -115,6 +128,10 @@ def _category(name: str, table: Any, where: str) -> Category:
     if not list_of(is_text, 100, least=1)(offers):
         accepted = "a list of words that point to help"
         raise VerifierError(message(f"{where}.offers", _shown(offers), accepted))
+    for one in cast("list[str]", offers):
+        if not words_of(one):
+            accepted = "words of letters or digits"
+            raise VerifierError(message(f"{where}.offers", _shown(one), accepted))
     clauses: dict[Treatment, Mapping[str, str]]
     clauses = {one: _clauses(keys.get(one), f"{where}.{one}") for one in TREATMENTS}
     return Category(name, str(about), tuple(cast("list[str]", offers)), clauses)

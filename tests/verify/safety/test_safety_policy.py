@@ -51,6 +51,9 @@ def test_a_policy_of_the_user_is_read(tmp_path: Path) -> None:
         ("refused.R1", "refuse.R1", r"weapons.refuse: found an unknown key; .*refused"),
         ("refused.R1", 'refused."R 1"', r"weapons.refused: found the id 'R 1'"),
         ('offers = ["police"]', "offers = []", r"weapons.offers: found \[\]; accepted: a list"),
+        ('["police"]', '["!!!"]', r"weapons.offers: found '!!!'; accepted: words of letters"),
+        ("version = 1", "version = " + "1" * 5001, r"mine.toml: found no TOML"),
+        ("version = 1", "version = " + "[" * 5000, r"mine.toml: found nested too deeply"),
         ('about = "Weapons."', "", r"weapons.about: found missing; accepted: a text"),
         ("version = 1", "", r"version: found missing; accepted: a whole number"),
         ("version = 1", "version = 1\nnote = 2", r"note: found an unknown key"),
@@ -69,4 +72,14 @@ def test_an_invalid_policy_is_one_line(tmp_path: Path, old: str, new: str, expec
 def test_a_missing_policy_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(VerifierError, match=r"none.toml: found .*No such file"):
         read_policy(str(tmp_path / "none.toml"))
+    with pytest.raises(VerifierError, match=r"null"):
+        read_policy("a\0b")
     assert SHIPPED.is_file()
+
+
+def test_an_edited_policy_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(VALID, encoding="utf-8")
+    read_policy(str(path))
+    path.write_text(VALID.replace("version = 1", "version = 2"), encoding="utf-8")
+    assert read_policy(str(path)).version == 2
