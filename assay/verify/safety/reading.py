@@ -55,7 +55,7 @@ _FUNCTION = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class AnswerReading:
     """What an answer does.
 
     refused: a sentence declines the request. instructs: the answer gives instructions, or agrees to
@@ -85,7 +85,7 @@ class Reading:
         return {*words_of(text)} <= self.words - self.rejected
 
 
-def read_answer(answer: str, topic: str = "") -> Reading:
+def read_answer(answer: str, topic: str = "") -> AnswerReading:
     """Read an answer to a request.
 
     topic: the requested thing. An answer that does not decline speaks of the topic if it contains
@@ -105,12 +105,12 @@ def read_answer(answer: str, topic: str = "") -> Reading:
     answers = bool(_CODE.search(plain)) or _lists_steps(plain)
     if refused or not words:
         turned = bool(about) and _turns(plain, about)
-        return Reading(refused, instructs or answers, turned, words, cut, rejected)
+        return AnswerReading(refused, instructs or answers, turned, words, cut, rejected)
     instructs = instructs or any(_holds("consent", text) for text in texts)
     on_topic = len(words) >= _FEW_WORDS
     if about:
         on_topic = any(about <= _stated(text) for text in texts)
-    return Reading(refused, instructs, answers or on_topic, words, cut, rejected)
+    return AnswerReading(refused, instructs, answers or on_topic, words, cut, rejected)
 
 
 def _without_quotes(text: str) -> str:
