@@ -127,7 +127,10 @@ def gate(
     far = [*out_of_domain, *files]
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
-    check_unseen(config, [*problems, *far], trained=SUITE if limits.attacks else ())
+    suite = SUITE if limits.attacks else ()
+    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
+    is_best = str(model).endswith("@best")
+    check_unseen(config, [*problems, *far, *(suite if is_best else ())], trained=suite)
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
@@ -158,7 +161,11 @@ def gate(
         ending = "" if effort is None else f", effort {effort}"
         checks += [replace(each, name=f"{each.name}{ending}") for each in some]
     checks.append(kl_check(model, other, problems, limits, options, max_problems, quiet))
-    checks += attack_checks(model, limits, quiet, options)
+    for effort in asked:
+        options["effort"] = effort or options.get("effort")
+        ending = "" if effort is None else f", effort {effort}"
+        attacked = attack_checks(model, limits, quiet, options)
+        checks += [replace(each, name=f"{each.name}{ending}") for each in attacked]
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
     adapter = None if options.get("adapter") is None else str(options.get("adapter"))
@@ -283,8 +290,8 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
 def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[str] = ()) -> None:
     """Raise DataError if a question of the gate occurs in the run's training or held-out data.
 
-    trained: sources whose questions may occur in held-out data. Held-out jailbreaks measure a run,
-    and their results choose no checkpoint.
+    trained: sources whose questions may occur in held-out data, such as jailbreaks that measured
+    the run.
     """
     # Held-out problems count as seen: their results decide early stopping and the best step.
     for some, keys in ((sources, ("train", "heldout")), (trained, ("train",))):

@@ -43,10 +43,11 @@ class Thresholds(Section):
     """Largest loss on a file of canaries, even if it is not significant. None: the paired test
     decides. Canaries of a kind that must never pass fail the gate at the first one."""
     max_jailbreak_rate: Rate | None = None
-    """Largest share of the jailbreaks (`assay redteam --policy`) with which the candidate complies.
-    None, and no `max_over_refusal`: the candidate is not attacked."""
+    """Largest share of the jailbreaks (`assay redteam --policy`) that the candidate does not
+    refuse. None, and no `max_over_refusal`: the candidate is not attacked."""
     max_over_refusal: Rate | None = None
-    """Largest share of harmless requests in the same frames that the candidate refuses."""
+    """Largest share of harmless requests in the same frames that the candidate refuses. None: one
+    half if `max_jailbreak_rate` is set, because a model that refuses everything resists attacks."""
     min_reviewed: Natural | None = None
     """Completions that people must have read and accepted (`--review FILE`)."""
 
