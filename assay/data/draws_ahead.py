@@ -101,6 +101,13 @@ class DrawsAhead:
             step = self._step + first // self._num_prompts
             self._begin(restored[first : first + self._num_prompts], step)
 
+    def continue_at(self, step: int) -> None:
+        """Set the number of finished steps of the run, which draws next.
+
+        A state that was saved without sampling ahead has no step.
+        """
+        self._step = step
+
     def draw_again(self, name: str) -> Problem | None:
         """Return a problem that was drawn before the state was saved."""
         return self._draws.draw_again(name)

@@ -127,6 +127,7 @@ def start_ahead(curriculum: DrawsAhead, actors: AheadGenerator, run: Run, plan: 
             log.add(group.problem, group.prompt, one)
 
     curriculum.begin, actors.on_finished = begin, finished
+    curriculum.continue_at(run.step)
 
 
 def first_look(config: TrainConfig, session: Session, rows: Problems) -> FirstLook:
