@@ -73,8 +73,9 @@ class DrawsAhead:
         """Return the metrics of the current step."""
         return dict(self._draws.metrics())
 
-    def _draw_now(self, number: int) -> list[Problem]:
-        problems = self._draws.draw(number)
+    def _draw_now(self, number: int, is_refill: bool = False) -> list[Problem]:
+        # A refill continues the draw of a step, so that the step does not repeat a problem.
+        problems = self._draws.draw(number, is_refill)
         sizes = self._draws.group_sizes(problems, self._group_size)
         self._sizes |= {p.group_id: size for p, size in zip(problems, sizes, strict=True)}
         return problems
@@ -88,7 +89,7 @@ class DrawsAhead:
         while len(self._queue) < wanted:
             # One step at a time, because a step does not repeat a problem.
             step, begun = divmod(len(self._queue), self._num_prompts)
-            problems = self._draw_now(self._num_prompts - begun)
+            problems = self._draw_now(self._num_prompts - begun, begun > 0)
             self._queue += problems
             self._begin(problems, self._step + step)
 
@@ -104,9 +105,13 @@ class DrawsAhead:
     def continue_at(self, step: int) -> None:
         """Set the number of finished steps of the run, which draws next.
 
-        A state that was saved without sampling ahead has no step.
+        A state that was saved without sampling ahead has no step. If the run now has fewer steps,
+        problems of the queue that no step needs are removed.
         """
         self._step = step
+        if self._num_steps is not None:
+            self._queue = self._queue[: max(0, self._num_steps - step) * self._num_prompts]
+            self._num_restored = min(self._num_restored, len(self._queue))
 
     def draw_again(self, name: str) -> Problem | None:
         """Return a problem that was drawn before the state was saved."""
@@ -123,7 +128,7 @@ class DrawsAhead:
         """Write the state, with the order of the queue, to a folder."""
         self._draws.save_state(folder)
         queue = [[one.group_id, self._sizes[one.group_id]] for one in self._queue]
-        state = {"step": self._step, "queue": queue}
+        state = {"step": self._step, "group_size": self._group_size, "queue": queue}
         (Path(folder) / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
 
     def load_state(self, folder: Path | str) -> None:
@@ -145,6 +150,9 @@ class DrawsAhead:
                 self._queue.append(problem)
                 self._sizes[name] = size
             self._step = state["step"]
+            if state.get("group_size") != self._group_size:
+                sizes = self._draws.group_sizes(self._queue, self._group_size)
+                self._sizes = {p.group_id: n for p, n in zip(self._queue, sizes, strict=True)}
         except (OSError, ValueError, KeyError, TypeError) as error:
             remedy = "choose another checkpoint"
             raise RunError(f"{path}: cannot be read ({error}); {remedy}") from error

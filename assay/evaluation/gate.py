@@ -127,10 +127,7 @@ def gate(
     far = [*out_of_domain, *files]
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
-    suite = SUITE if limits.attacks else ()
-    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
-    is_best = str(model).endswith("@best")
-    check_unseen(config, [*problems, *far, *(suite if is_best else ())], trained=suite)
+    check_unseen(config, [*problems, *far], *_suite_of(model, limits))
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
@@ -161,11 +158,7 @@ def gate(
         ending = "" if effort is None else f", effort {effort}"
         checks += [replace(each, name=f"{each.name}{ending}") for each in some]
     checks.append(kl_check(model, other, problems, limits, options, max_problems, quiet))
-    for effort in asked:
-        options["effort"] = effort or options.get("effort")
-        ending = "" if effort is None else f", effort {effort}"
-        attacked = attack_checks(model, limits, quiet, options)
-        checks += [replace(each, name=f"{each.name}{ending}") for each in attacked]
+    checks += attack_checks(model, limits, quiet, options, asked)
     if limits.min_reviewed is not None or reviewed is not None:
         checks.append(review_check(reviewed or [], files_of, limits))
     adapter = None if options.get("adapter") is None else str(options.get("adapter"))
@@ -287,14 +280,26 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
         yield from (rows[n] for n in range(len(rows)))
 
 
-def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[str] = ()) -> None:
+def _suite_of(model: str, limits: Thresholds) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the attacks that the run's data must not contain: (any data, training data)."""
+    suite = SUITE if limits.attacks else ()
+    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
+    return (suite, ()) if str(model).endswith("@best") else ((), suite)
+
+
+def check_unseen(
+    config: TrainConfig,
+    sources: Sequence[str],
+    more: Sequence[str] = (),
+    trained: Sequence[str] = (),
+) -> None:
     """Raise DataError if a question of the gate occurs in the run's training or held-out data.
 
-    trained: sources whose questions may occur in held-out data, such as jailbreaks that measured
-    the run.
+    more: further sources. trained: sources whose questions may occur in held-out data, such as
+    jailbreaks that measured the run.
     """
     # Held-out problems count as seen: their results decide early stopping and the best step.
-    for some, keys in ((sources, ("train", "heldout")), (trained, ("train",))):
+    for some, keys in (([*sources, *more], ("train", "heldout")), (trained, ("train",))):
         asked = list(_all_problems(some))
         questions = Questions(None)
         for problem in asked:

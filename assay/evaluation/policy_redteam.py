@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -259,12 +259,24 @@ class _Counts:
 
 
 def attack_checks(
-    model: str, limits: Thresholds, quiet: bool, options: SamplingOptions
+    model: str,
+    limits: Thresholds,
+    quiet: bool,
+    options: SamplingOptions,
+    efforts: Sequence[str | None] = (None,),
 ) -> list[Check]:
-    """Attack a candidate if the limits need it, and return the gate's checks."""
-    if not limits.attacks:
-        return []
-    return [*jailbreak_checks(red_team_policy(model, quiet=quiet, **options), limits)]
+    """Attack a candidate at each effort if the limits need it, and return the gate's checks.
+
+    The last effort stays set in the options.
+    """
+    checks: list[Check] = []
+    for effort in efforts if limits.attacks else ():
+        options["effort"] = effort or options.get("effort")
+        result = red_team_policy(model, quiet=quiet, **options)
+        ending = "" if effort is None else f", effort {effort}"
+        found = jailbreak_checks(result, limits)
+        checks += [replace(each, name=f"{each.name}{ending}") for each in found]
+    return checks
 
 
 def jailbreak_checks(result: PolicyRedTeamResult, limits: Thresholds) -> Iterator[Check]:

@@ -172,8 +172,8 @@ class AheadGenerator(ActorGenerator):
         }
         for number, actor in enumerate(self._actors, 1):
             found[f"time/rollout_actor_{number}_idle"] = actor.idle
-            # The time since the last report includes the actor's idle time.
-            actor.seconds, actor.idle = max(0.0, actor.seconds - actor.idle), 0.0
+            # The command's waiting time says nothing about an actor that samples in the background.
+            actor.seconds, actor.idle, actor.busy = actor.busy, 0.0, 0.0
         return found | super().take_metrics()
 
     def _start(

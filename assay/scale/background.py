@@ -53,8 +53,8 @@ class ShareAsked:
 class Taken:
     """Progress of an actor: newly finished groups, and totals of its current call.
 
-    given_up: number of tokens in groups that the oversampling cutoff canceled. idle: seconds
-    without any completion to sample since the last report.
+    given_up: number of tokens in groups that the oversampling cutoff canceled. idle, busy: seconds
+    without and with completions to sample since the last report.
     """
 
     groups: Sequence[tuple[int, Group]]
@@ -64,6 +64,7 @@ class Taken:
     done: bool
     given_up: int = 0
     idle: float = 0.0
+    busy: float = 0.0
 
 
 @dataclass(eq=False)
@@ -97,6 +98,7 @@ class BackgroundSampling:
         self._changed = threading.Condition()
         self._must_pause = self._is_sampling = False
         self._idle_since, self._idle = time.monotonic(), 0.0
+        self._reported = self._idle_since
         threading.Thread(target=self._work, name="assay-sampling", daemon=True).start()
 
     def add(self, asked: ShareAsked) -> None:
@@ -163,9 +165,13 @@ class BackgroundSampling:
         stats = self._engine.stats
         given_up = 0 if self._cutoff is None else self._cutoff.tokens
         with self._changed:
+            now = time.monotonic()
+            if not self._shares:
+                self._idle, self._idle_since = self._idle + now - self._idle_since, now
             idle, self._idle = self._idle, 0.0
+            busy, self._reported = max(0.0, now - self._reported - idle), now
         far = stats.num_steps, stats.num_completions, stats.tokens
-        return Taken(groups, *far, done, given_up, idle)
+        return Taken(groups, *far, done, given_up, idle, busy)
 
     def _work(self) -> None:
         # torch keeps a separate number of threads for each Python thread.

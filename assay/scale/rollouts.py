@@ -41,7 +41,8 @@ class ActorState:
     pending: reference of the outstanding call. doing: description of the outstanding call; "" while
     the actor is idle. since: time of the actor's last progress. share: indices of the assigned
     problems. later: calls that the actor executes after the outstanding call. sent_version: version
-    of the weights that were sent last. idle: seconds without work since the last `take_metrics`.
+    of the weights that were sent last. idle, busy: seconds without and with completions to sample
+    since the last `take_metrics`.
     tokens, seconds: sampled tokens and sampling time since the last `take_metrics`. counted: time
     up to which ``seconds`` has been updated.
     """
@@ -59,6 +60,7 @@ class ActorState:
     idle: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
+    busy: float = 0.0
     counted: float = 0.0
 
     def ask(self, doing: str, ref: Any) -> None:
@@ -312,7 +314,7 @@ class ActorGenerator:
             actor.since = time.monotonic()
         actor.progress = progress
         self._num_lost = 0 if fresh else self._num_lost
-        actor.idle += taken.idle
+        actor.idle, actor.busy = actor.idle + taken.idle, actor.busy + taken.busy
         self._taken(actor, taken)
         return fresh
 

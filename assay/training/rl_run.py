@@ -109,11 +109,14 @@ def start_ahead(curriculum: DrawsAhead, actors: AheadGenerator, run: Run, plan: 
     """Let actors sample the problems that are drawn ahead, except those that are logged."""
     log = run.rollouts.sampled
     log.has_later_steps = True
+    # Refills use groups earlier than planned, so a group can be in the log of an earlier step.
+    known, step = set[str](), run.step + 1
+    while (recorded := run.recorded(step)) is not None:
+        known |= {group.id for group in recorded.groups}
+        step += 1
 
     def begin(problems: Sequence[Problem], sizes: Sequence[int], step: int) -> None:
         log.turn_to(run.step + 1, actors.policy_version)
-        recorded = run.recorded(step + 1)
-        known = {group.id for group in recorded.groups} if recorded else set[str]()
         missing = [
             n
             for n, one in enumerate(problems)

