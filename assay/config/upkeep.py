@@ -190,11 +190,11 @@ class AlertsConfig(Section):
     url_env: Text | None = None
     """Name of the environment variable with the URL of a webhook (Slack, Mattermost, your own). The
     webhook gets a JSON object by POST, with the message as ``text``. The URL is not part of the
-    configuration, because it is usually a secret."""
+    configuration, because it is usually a secret. None: no webhook."""
     email: Text | None = None
     """Address that receives the messages as e-mail. The environment variable ASSAY_SMTP_URL names
     the mail server: ``smtps://USER:PASSWORD@HOST:465``, or ``smtp://`` with STARTTLS if the server
-    offers it."""
+    offers it. None: no e-mail."""
     command: tuple[Text, ...] = ()
     """Command and arguments that run for each message. The message is the last argument, and
     standard input is the JSON object that a webhook gets."""

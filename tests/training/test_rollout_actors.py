@@ -220,8 +220,11 @@ def test_a_machine_without_a_sandbox_is_told_of_when_its_actor_starts(
 def test_a_step_ahead_is_one_step_old_and_weighed(world: World) -> None:
     run = run_of(world, "ahead", scale={**SCALE, "steps_ahead": 1}, guard={"max_mismatch": 9.0})
     rows = rows_of(run, "metrics")
-    assert [row.get("policy/age_max") for row in rows] == [None, 1.0, 1.0]
-    assert [row["step"] for row in rows] == [1, 2, 3] and rows[2]["mismatch/mean"] > 0
+    ages = [row.get("policy/age_max") for row in rows]
+    # A fast actor samples a group with the newest weights, so an age of 1 is only the bound.
+    assert ages[0] is None and {*ages} == {None, 1.0}, ages
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["mismatch/mean"] > 0 for row in rows if "policy/age_max" in row)
 
 
 def command(world: World, scale: dict[str, Any]) -> subprocess.CompletedProcess[str]:

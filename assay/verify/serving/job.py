@@ -124,7 +124,7 @@ class Job:
         policy version of the group.
         """
         assert not self.num_missing
-        version = min(one.policy_version for one in self.group.completions)
+        version = min((one.policy_version for one in self.group.completions), default=0)
         return tuple(self.sum.verdict(column, version) for column in self._columns())
 
     def _columns(self) -> list[list[Part]]:
