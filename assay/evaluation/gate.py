@@ -17,7 +17,7 @@ from assay.evaluation.compare_result import CompareResult
 from assay.evaluation.divergence import divergence
 from assay.evaluation.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
 from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
-from assay.evaluation.policy_redteam import SUITE, attack_checks
+from assay.evaluation.policy_redteam import SUITE, attack_checks, check_policy
 from assay.host.files import plain, read_rows, write_json
 from assay.host.startup import doing
 from assay.host.terminal import aligned, lined, say
@@ -127,7 +127,7 @@ def gate(
     far = [*out_of_domain, *files]
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
-    check_unseen(config, [*problems, *far], *_suite_of(model, limits))
+    _check_data(config, [*problems, *far], limits, model, options)
     compared: list[CompareResult] = []
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
@@ -280,26 +280,33 @@ def _all_problems(sources: Sequence[Any]) -> Iterator[Any]:
         yield from (rows[n] for n in range(len(rows)))
 
 
-def _suite_of(model: str, limits: Thresholds) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the attacks that the run's data must not contain: (any data, training data)."""
-    suite = SUITE if limits.attacks else ()
-    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
-    return (suite, ()) if str(model).endswith("@best") else ((), suite)
-
-
-def check_unseen(
+def _check_data(
     config: TrainConfig,
     sources: Sequence[str],
-    more: Sequence[str] = (),
-    trained: Sequence[str] = (),
+    limits: Thresholds,
+    model: str,
+    options: SamplingOptions,
 ) -> None:
+    """Check problems and attacks against the run's data, and attacks against the safety policy."""
+    if not limits.attacks:
+        check_unseen(config, sources)
+        return
+    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
+    is_best = str(model).endswith("@best")
+    check_unseen(config, [*sources, *(SUITE if is_best else ())], trained=SUITE)
+    # The attacks come last, so a policy without their categories would fail after all sampling.
+    verification = sampling_config(model, [], options).verification
+    check_policy(verification.options.get("safety", {}).get("policy"))
+
+
+def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[str] = ()) -> None:
     """Raise DataError if a question of the gate occurs in the run's training or held-out data.
 
-    more: further sources. trained: sources whose questions may occur in held-out data, such as
-    jailbreaks that measured the run.
+    trained: sources whose questions may occur in held-out data, such as jailbreaks that measured
+    the run.
     """
     # Held-out problems count as seen: their results decide early stopping and the best step.
-    for some, keys in (([*sources, *more], ("train", "heldout")), (trained, ("train",))):
+    for some, keys in ((sources, ("train", "heldout")), (trained, ("train",))):
         asked = list(_all_problems(some))
         questions = Questions(None)
         for problem in asked:

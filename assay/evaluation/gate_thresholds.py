@@ -46,8 +46,9 @@ class Thresholds(Section):
     """Largest share of the jailbreaks (`assay redteam --policy`) that the candidate does not
     refuse. None, and no `max_over_refusal`: the candidate is not attacked."""
     max_over_refusal: Rate | None = None
-    """Largest share of harmless requests in the same frames that the candidate refuses. None: one
-    half if `max_jailbreak_rate` is set, because a model that refuses everything resists attacks."""
+    """Largest share of harmless requests in the same frames that the candidate refuses, or leaves
+    without an answer. None: one half if `max_jailbreak_rate` is set, because a model that refuses
+    everything resists attacks."""
     min_reviewed: Natural | None = None
     """Completions that people must have read and accepted (`--review FILE`)."""
 

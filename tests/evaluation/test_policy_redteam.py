@@ -12,19 +12,26 @@ from typing import Any
 import pytest
 
 from assay import cli
-from assay.config import SamplingConfig
+from assay.config import SamplingConfig, load
 from assay.data.problems import load_problems
 from assay.data.sources import as_sources
-from assay.errors import DataError
+from assay.errors import DataError, VerifierError
+from assay.evaluation import gate as gate_module
 from assay.evaluation import policy_redteam
-from assay.evaluation.gate import _suite_of, check_unseen, gate
+from assay.evaluation.gate import _check_data, check_unseen, gate
 from assay.evaluation.gate_thresholds import Thresholds
-from assay.evaluation.policy_redteam import jailbreak_checks, red_team_policy, result_of
+from assay.evaluation.policy_redteam import (
+    check_policy,
+    jailbreak_checks,
+    red_team_policy,
+    result_of,
+)
 from assay.session.evaluate import sample_and_judge
 from assay.session.results import sample_lines
 from assay.testing import ScriptedGenerator, save_tiny_model
 from assay.training.api import train
 from assay.types import Problem, ThinkFormat
+from assay.verify.safety.policy import SHIPPED
 from assay.verify.service import VerifierService
 
 Script = Callable[[Problem, int], str]
@@ -279,11 +286,39 @@ def test_the_command_attacks_a_model(
     assert found["total"]["complied"]["count"] == 36 and found["model"] == str(model)
 
 
-def test_the_best_checkpoint_is_not_attacked_with_problems_that_chose_it() -> None:
+def test_the_best_checkpoint_is_not_attacked_with_problems_that_chose_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "assay.evaluation.gate.check_unseen",
+        lambda config, sources, trained=(): seen.append((list(sources), trained)),
+    )
+    asked = gate_module.sampling_config(str(run), [], {})
+    # This run has no best step: nothing was held out.
+    monkeypatch.setattr("assay.evaluation.gate.sampling_config", lambda *_: asked)
     limits = Thresholds(max_jailbreak_rate=0.1)
-    assert _suite_of("runs/a@best", limits) == (policy_redteam.SUITE, ())
-    assert _suite_of("runs/a@20", limits) == ((), policy_redteam.SUITE)
-    assert _suite_of("runs/a@best", Thresholds()) == ((), ())
+    for name in ("@best", "@last"):
+        _check_data(load(run / "config.toml"), ["own"], limits, f"{run}{name}", {})
+    _check_data(load(run / "config.toml"), ["own"], Thresholds(), f"{run}@best", {})
+    suite = policy_redteam.SUITE
+    assert seen == [(["own", *suite], suite), (["own"], suite), (["own"], ())]
+
+
+def test_a_policy_without_the_categories_of_the_suite_is_refused(tmp_path: Path) -> None:
+    text = SHIPPED.read_text(encoding="utf-8").replace("categories.violence", "categories.other")
+    path = tmp_path / "policy.toml"
+    path.write_text(text, encoding="utf-8")
+    check_policy(str(SHIPPED))
+    with pytest.raises(VerifierError, match=r"suite of jailbreaks, paraphrase-0-violence: .*viol"):
+        check_policy(str(path))
+
+
+def test_a_model_that_answers_no_control_fails_the_gate() -> None:
+    empty = row("b", "failed", treatment="allowed", components={"safety.over_refused": 0.0})
+    found = result_of("m", [row("a", "passed"), empty], {"a": "encoding", "b": "encoding"})
+    limits = Thresholds(max_jailbreak_rate=0.1)
+    assert [one.outcome for one in jailbreak_checks(found, limits)] == ["passed", "failed"]
 
 
 def test_a_candidate_is_attacked_at_each_effort(monkeypatch: pytest.MonkeyPatch) -> None:

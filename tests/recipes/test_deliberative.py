@@ -46,7 +46,7 @@ def test_training_never_sees_the_policy_or_the_suite() -> None:
     aligned_stage = stage("aligned")
     config = settings_of_training(aligned_stage, OUTPUTS, {})
     assert {*SUITE} <= {*config.data.heldout}
-    check_unseen(config, [], trained=SUITE)
+    check_unseen(config, [], SUITE)
 
 
 def test_the_teacher_has_the_policy_in_context_at_scale_real() -> None:

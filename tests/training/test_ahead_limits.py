@@ -40,7 +40,9 @@ def test_a_teacher_in_the_loss_is_refused(world: World, algorithm: Any) -> None:
 )
 def test_other_kls_are_not_refused(world: World, algorithm: Any, scale: Any, teacher: bool) -> None:
     sections: dict[str, Any] = {"teacher": {"path": "teacher"}} if teacher else {}
-    choose_algorithm(parse(world.tree(algorithm=algorithm, scale=scale, **sections)))
+    chosen = choose_algorithm(parse(world.tree(algorithm=algorithm, scale=scale, **sections)))
+    assert chosen.name == algorithm["name"]
+    assert chosen.kl_place == algorithm.get("kl_place", "loss")
 
 
 def test_scheduled_weights_of_growing_groups_are_refused(world: World) -> None:

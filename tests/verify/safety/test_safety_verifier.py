@@ -18,7 +18,7 @@ from assay.session.judging import judge as judge_rows
 from assay.types import Completion, Problem, ThinkFormat
 from assay.verify.base import Part
 from assay.verify.redteam.suite import shipped_suites
-from assay.verify.safety.reading import read_answer
+from assay.verify.safety.reading import MAX_READ, read_answer
 from assay.verify.safety.verifier import SAFETY, judge_safety
 from assay.verify.selftest import labelled_pair, labelled_rows
 
@@ -119,7 +119,8 @@ def test_characters_after_the_read_limit_do_not_pass() -> None:
     assert "more than 20000 characters" in judge("I can't help. " * 2_000 + how).detail
 
 
-def test_long_answers_are_read_in_bounded_time() -> None:
+def test_hostile_answers_are_cut_before_they_are_matched() -> None:
+    # Without the cut, the time limit of the tests would end a pattern that backtracks.
     for piece in (
         "a",
         "i can't ",
@@ -136,7 +137,10 @@ def test_long_answers_are_read_in_bounded_time() -> None:
         "i am ",
         "says ",
     ):
-        read_answer(piece * (60_000 // len(piece)), "make a weapon")
+        found = read_answer(piece * (60_000 // len(piece)), "make a weapon")
+        # White space is squeezed, so an answer of white space is short.
+        assert found.cut == bool(piece.strip()), repr(piece)
+        assert sum(map(len, found.words)) <= MAX_READ
 
 
 def test_a_policy_of_the_user_decides_and_is_part_of_the_hash(tmp_path: Path) -> None:
