@@ -1,1 +1,3 @@
-"""Problems, traces and how the policy is shown them."""
+"""Training data: problems with checkable answers, traces to imitate, and their rendering as
+prompts.
+"""

@@ -1,10 +1,11 @@
 """Convert rows of public benchmarks from the published formats to problems.
 
-Prompts of multiple-choice questions list the lettered options. The verifier ``choice`` judges
-multiple-choice questions, unless the row names a verifier. GPQA lists the correct option first in
-every row, so GPQA options are reordered by a hash of their texts. The verifier ``drop`` judges DROP
-rows and accepts the answers of all annotators. The verifier ``function_calls`` judges BFCL rows.
-BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the questions.
+The prompt of a multiple-choice question lists the options, each with a letter. The verifier
+``choice`` judges multiple-choice questions, unless the row names a verifier. GPQA lists the correct
+option first in every row, so the reader reorders the options by a hash of their texts. The verifier
+``drop`` judges DROP rows and accepts the answers of all annotators. The verifier ``function_calls``
+judges BFCL rows. BFCL publishes answers in separate files, which `assay.data.bfcl` joins with the
+questions.
 
 `assay.data.forms` has the keys of each format.
 """
@@ -37,7 +38,7 @@ _TOPIC = re.compile(r"""['"]topic['"]: ['"]([^'"]+)['"]""")
 
 
 def is_drop(row: Mapping[str, Any]) -> bool:
-    """Whether a row has the answers of DROP's annotators."""
+    """Whether a DROP row has the answers of several annotators."""
     return any(isinstance(row.get(key), Mapping) for key in ("answers_spans", "answer"))
 
 
@@ -47,22 +48,22 @@ def is_bfcl(row: Mapping[str, Any]) -> bool:
 
 
 def is_arc(row: Mapping[str, Any]) -> bool:
-    """Whether a row's choices are labels and texts."""
+    """Whether the choices of a multiple-choice row are labels with texts."""
     return _asks(row) and isinstance(row.get("choices"), Mapping)
 
 
 def is_mmlu(row: Mapping[str, Any]) -> bool:
-    """Whether a row's answer is the index of one of its choices."""
+    """Whether the answer of a multiple-choice row is the index of a choice."""
     return _asks(row) and _are_texts(row.get("choices")) and type(row.get("answer")) is int
 
 
 def is_mmlu_pro(row: Mapping[str, Any]) -> bool:
-    """Whether a row's answer is the index of one of its options."""
+    """Whether the answer of a multiple-choice row is the index of an option."""
     return _asks(row) and _are_texts(row.get("options")) and type(row["answer_index"]) is int
 
 
 def is_simpleqa(row: Mapping[str, Any]) -> bool:
-    """Whether a row's metadata name a topic."""
+    """Whether the metadata of a SimpleQA row name a topic."""
     return _TOPIC.search(str(row.get("metadata", ""))) is not None
 
 
@@ -71,7 +72,7 @@ def _asks(row: Mapping[str, Any]) -> bool:
 
 
 def read_aime(row: dict[str, Any], where: str) -> None:
-    """Convert the capitalized keys of AIME's rows."""
+    """Convert an AIME row, whose keys are capitalized."""
     for name in _CAPITALS:
         if name in row:
             row[name.lower()] = row.pop(name)
@@ -105,7 +106,7 @@ def read_gpqa(row: dict[str, Any], where: str) -> None:
 
 
 def read_arc(row: dict[str, Any], where: str) -> None:
-    """Convert an ARC row, whose own labels are kept."""
+    """Convert an ARC row, and keep the labels of its options."""
     choices = row.pop("choices")
     labels, texts = (choices.get(key) for key in ("label", "text"))
     if not _are_texts(labels) or not _are_texts(texts) or len(labels) != len(texts):
@@ -138,7 +139,7 @@ def read_mmlu_pro(row: dict[str, Any], where: str) -> None:
 
 
 def read_zebra_choices(row: dict[str, Any], where: str) -> None:
-    """Convert a multiple-choice row of ZebraLogic, whose answer is the text of a choice."""
+    """Convert a multiple-choice row of ZebraLogic, whose answer is the text of the right choice."""
     choices, answer = row.pop("choices"), row["answer"]
     if not _are_texts(choices) or answer not in choices:
         accepted = f"one of {choices!r:.80} (the public rows hide it: take the private ones)"
@@ -178,7 +179,7 @@ def _objects(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spelled(value: str) -> dict[str, Any]:
-    # As in the public scorer, neither the case nor spaces around a value matter.
+    # Like the public scorer of ZebraLogic, the comparison ignores case and surrounding spaces.
     return {"type": "string", "pattern": rf"(?i)\A\s*{re.escape(value.strip())}\s*\Z"}
 
 
@@ -217,7 +218,7 @@ def _drop_answers(row: Mapping[str, Any]) -> list[Any]:
     if isinstance(flat := row.get("answers_spans"), Mapping):
         return [_listed(flat.get("spans"))]
     others = row.get("validated_answers") or ()
-    # The library `datasets` returns a list of objects as one object of columns.
+    # The library `datasets` turns a list of objects into one object of lists.
     if isinstance(others, Mapping):
         others = [dict(zip(others, one, strict=True)) for one in zip(*others.values(), strict=True)]
     return [_annotated(one) for one in (row["answer"], *others)]
@@ -230,7 +231,9 @@ def _listed(spans: Any) -> Any:
 
 
 def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
-    """Return one annotator's answer as texts: the number, else the spans, else the date."""
+    """Return the answer of one annotator as texts: the number, or else the spans, or else the
+    date.
+    """
     if answer.get("number") not in (None, ""):
         return [answer["number"]]
     if (spans := _listed(answer.get("spans"))) is not None and len(spans):
@@ -241,7 +244,7 @@ def _annotated(answer: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def read_bfcl(row: dict[str, Any], where: str) -> None:
-    """Convert a BFCL row: the function schemas become a system message before the conversation."""
+    """Convert a BFCL row: a system message with the function schemas precedes the conversation."""
     turns: Any = row.pop("question")
     if isinstance(turns, str):
         turns = [[{"role": "user", "content": turns}]]
@@ -284,7 +287,7 @@ def _lettered(texts: Sequence[str], index: int, where: str, key: str) -> dict[st
 
 
 def ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: int) -> None:
-    """Set the question, with its options under labels, and the label of the right option."""
+    """Set the question with a letter before each option, and set the letter of the right option."""
     shown = "\n".join(f"{label}. {text}" for label, text in options.items())
     row["question"] = f"{question.strip()}\n\n{shown}\n\n{ASKS}"
     row |= {"options": dict(options), "answer": [*options][right]}
@@ -292,7 +295,7 @@ def ask(row: dict[str, Any], question: str, options: Mapping[str, str], right: i
 
 
 def add_tags(row: dict[str, Any], *tags: Any) -> None:
-    """Append tags to the row's tags; values that are not text are ignored."""
+    """Append tags to a row's tags; values that are not text are ignored."""
     new = [tag for tag in tags if isinstance(tag, str) and tag]
     if new:
         own = row.get("tags") or []

@@ -17,9 +17,9 @@ def rows(questions: str, answers: str | None = None) -> Iterator[dict[str, Any]]
     """Yield BFCL's rows of one category, each with its ``ground_truth`` from the answer file.
 
     answers: answer file of the category, from the folder ``possible_answer``. None stands for a
-    category in which no call is right, such as irrelevance; its rows get an empty ``ground_truth``.
-    Raises DataError for a row without an answer. Raises DataError for the category relevance, which
-    accepts any call and therefore has no checkable answer.
+    category without right calls, such as irrelevance; its rows get an empty ``ground_truth``.
+    Raises DataError for a question without an answer in the answer file. Raises DataError for the
+    category relevance, which accepts any call and so has no checkable answer.
     """
     truth: dict[str, Any] = {}
     if answers is not None:

@@ -1,4 +1,6 @@
-"""Convert rows of xLAM and ToolACE: one request, the functions on offer, the expected calls."""
+"""Convert rows of xLAM and ToolACE: a user request, the schemas of available functions, and the
+right calls.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 from assay.data.benchmark_rows import ask_for_calls
 from assay.errors import DataError, message
 
-# Types of the verifier `function_calls`, by the type names in the sets.
+# The keys are type names in the two data sets, and the values are the verifier's types.
 _TYPES = {
     "str": "string",
     "string": "string",
@@ -28,7 +30,7 @@ _TYPES = {
     "dict": "dict",
     "object": "dict",
 }
-# A type that no name above describes, such as Union[str, int], accepts every value.
+# A type without an entry in the table, such as Union[str, int], accepts every value.
 _ANY = ["string", "integer", "float", "boolean", "array", "dict", "null"]
 _OPTIONAL = ""
 """An accepted value which means that the call may omit the parameter."""
@@ -51,9 +53,9 @@ def read_xlam(row: dict[str, Any], where: str) -> None:
 def read_toolace(row: dict[str, Any], where: str) -> None:
     """Convert the first exchange of a ToolACE row.
 
-    The system message is replaced by one that shows the same functions and asks for JSON, because
-    ToolACE's form of a call cannot hold its function names with spaces. A first reply without a
-    call means that no call is right.
+    A new system message shows the same functions and requests calls as JSON, because ToolACE's own
+    call syntax does not allow function names with spaces. A first reply without a function call
+    means that no call is right.
     """
     system, turns = str(row.pop("system")), row.pop("conversations")
     place = f"{where} conversations"
@@ -89,7 +91,7 @@ def _type(name: Any) -> Any:
 def _xlam_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Return an xLAM tool as a JSON schema.
 
-    In the signature of a function, a parameter with a default may be omitted.
+    In a function's signature, a parameter with a default is optional.
     """
     if isinstance((tool.get("parameters") or {}).get("properties"), Mapping):
         return _json_function(tool)
@@ -108,7 +110,7 @@ def _xlam_function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json_function(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function schema in which all types are types that the verifier knows."""
+    """Return a function schema in which the verifier knows every type."""
     parameters = given.get("parameters") or {}
     properties = {
         name: {**one, "type": _type(one.get("type"))} | _items(one)
@@ -139,15 +141,17 @@ def _functions_in(system: str, place: str) -> list[Any]:
 
 
 def _calls_in(reply: str, names: list[str], place: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls of ``[f(a=1), g b(c=2)]``; [] for a reply in words."""
+    """Return the function calls in a reply such as ``[f(a=1), g b(c=2)]``; [] for a reply in
+    words.
+    """
     text = reply.strip()
     accepted = "calls [NAME(PARAMETER=value, ...)] of functions in the system message"
     if not (text.startswith("[") and text.endswith("]")):
-        # A reply with words around a call must not mean that no call is right.
+        # A reply with words around a call is an error, because [] means that no call is right.
         if any(re.search(rf"(?<!\w){re.escape(name)}\(", text) for name in names):
             raise DataError(message(place, f"{reply!r:.80}", accepted))
         return []
-    # Names with spaces are no Python names, so each name before a bracket is replaced by a number.
+    # A name with spaces is no Python name, so a number replaces each name before a bracket.
     for number, name in sorted(enumerate(names), key=lambda pair: -len(pair[1])):
         text = re.sub(rf"(?<![\w\"']){re.escape(name)}\(", f"f_{number}(", text)
     try:
@@ -168,9 +172,9 @@ def _call(node: ast.expr, names: list[str]) -> tuple[str, dict[str, Any]]:
 def _expected(
     calls: list[tuple[str, dict[str, Any]]], functions: list[dict[str, Any]], place: str
 ) -> list[dict[str, Any]]:
-    """Return the accepted arguments of each call.
+    """Return the accepted arguments of each expected call.
 
-    In the signature of a function, parameters with a default may be omitted.
+    A parameter with a default in the function's signature may be omitted from the call.
     """
     known = {one["name"]: one["parameters"] for one in functions}
     expected: list[dict[str, Any]] = []
@@ -180,8 +184,7 @@ def _expected(
         properties, required = known[name]["properties"], known[name]["required"]
         accepted: dict[str, list[Any]] = {}
         for key, value in given.items():
-            # Arguments of undeclared parameters are accepted, because a parameter that the function
-            # does not declare cannot be checked.
+            # An undeclared parameter of a function cannot be checked, so the row is refused.
             if key not in properties:
                 accepted_keys = ", ".join(properties) or "no parameter"
                 raise DataError(message(place, f"{name} with {key!r:.40}", accepted_keys))
@@ -192,7 +195,7 @@ def _expected(
                 default = _typed(one.get("default"), one["type"])
                 many = [] if default in (None, _OPTIONAL) else [_wrapped(default)]
                 accepted[key] = [_OPTIONAL, *many]
-        # The published call decides: a parameter that it omits cannot be required.
+        # A parameter that the published call omits cannot be required.
         known[name]["required"] = [key for key in required if key in given]
         expected.append({name: accepted})
     return expected

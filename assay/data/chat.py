@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MARK = "0Assay0"
-# The lookarounds exclude paths such as a/think, and closing tags such as </think>.
+# The lookarounds exclude paths such as a/think, and closing tags such as </think>, from the match.
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
 # `assay.data.rows.reply_text` joins a message's reasoning and content with these tags.
 _JOINED = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)", re.DOTALL)
@@ -32,19 +32,19 @@ _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 class PromptRenderer:
     """Renders problems and traces for one tokenizer.
 
-    Under a chat template, the tokens are exactly those of ``apply_chat_template``, as in serving:
-    only the template adds special tokens. Under the base template, the tokenizer's own leading
-    tokens (a BOS) are added once.
+    Under a chat template, the tokens equal those of ``apply_chat_template``, as in serving: the
+    tokenizer adds no special tokens of its own. Under the base template, the tokenizer's leading
+    special tokens (a BOS) are added once.
 
     The think mode of a prompt is the row's ``think``, else the mode of a switch in the text
     (`data.think_switches`), else `data.think`. If the chat template itself opens or closes the
-    think block, no second tag is added; `Prompt.think` records the resulting mode.
+    think block, no second think tag is added; `Prompt.think` records the resulting mode.
 
     max_prompt_tokens: the model's ``context_length`` minus the tokens reserved for a completion.
     sampling: defines the efforts; the text of an effort is appended to the question. tools: schemas
-    for the chat template. introduction: description of the tools for chat templates without tool
-    support, appended to the system message. begins: maps a problem to the problem with which an
-    environment starts.
+    of tools, for the chat template. introduction: description of the tools for chat templates
+    without tool support, appended to the system message. begins: function from a problem to the
+    problem with which an environment's episode starts.
 
     Raises ModelError if a chat template is configured and the tokenizer has none.
     """
@@ -85,10 +85,10 @@ class PromptRenderer:
     def render_trace(self, trace: Trace) -> tuple[Tokens, Tokens]:
         """Return the tokens of a trace's prompt and of its completion, including the end token.
 
-        The prompt tokens equal those of `render`. If the prompt already opens the think block, the
-        opening tag is removed from the completion. If the prompt ends with an empty think block,
-        the completion is reduced to the answer. ``<think>`` tags are replaced by the configured
-        tags.
+        The prompt tokens of a trace equal those of `render`. If the prompt already opens the think
+        block, the opening tag is removed from the completion. If the prompt ends with an empty
+        think block, the completion is reduced to the answer. ``<think>`` tags are replaced by the
+        configured tags.
         """
         prompt, (tokens,) = self.render_replies(
             trace.prompt, [trace.completion], trace.source, trace.think, trace.effort
@@ -123,7 +123,7 @@ class PromptRenderer:
 
     def render_turns(self, trace: Trace) -> tuple[Prompt, Tokens, Mask]:
         """Return a trace's prompt, its completion's tokens, and the mask of assistant tokens."""
-        # Assistant turns and injected text are encoded separately, as in sampling with tools.
+        # Assistant turns and injected text are tokenized separately, as in sampling with tools.
         asked = (trace.source, trace.think, trace.effort)
         if not trace.said:
             prompt, (tokens,) = self.render_replies(trace.prompt, [trace.completion], *asked)
@@ -137,7 +137,7 @@ class PromptRenderer:
             parts += [self._encode(injected), first]
             behind = end
             # The injected text starts with the end token of the assistant turn.
-            # The policy writes this end token in sampling, so the loss must cover the token.
+            # In sampling, the policy writes the end token itself, so the loss must cover it.
             if len(parts) > 2 and parts[-2][:1] == [self.end_id]:
                 parts[-3].append(parts[-2].pop(0))
         parts.append(self._encode(trace.completion[behind:]))
@@ -149,8 +149,8 @@ class PromptRenderer:
     def render_document(self, text: str, source: str = "") -> Tokens:
         """Return the tokens of a plain document, including an end token.
 
-        The tokenizer's own leading tokens (a BOS) come first, as under the base template. Names of
-        special tokens in the text are encoded as plain text.
+        The tokenizer's leading special tokens (a BOS) come first, as under the base template. Names
+        of special tokens in the document are encoded as plain text.
         """
         end: Any = self.tokenizer.eos_token_id
         if end is None:
@@ -168,7 +168,7 @@ class PromptRenderer:
     ) -> tuple[Tokens, Tokens]:
         """Return the tokens of an already rendered prompt text, and of its completion.
 
-        ended: whether the completion was finished; a finished completion gets an end token.
+        ended: whether the completion is finished; only a finished completion gets an end token.
         """
         tokens = self._encode_prompt(prompt)
         rendered = Prompt(prompt, np.array(tokens, np.int32))
@@ -195,8 +195,7 @@ class PromptRenderer:
     @cached_property
     def _thought_form(self) -> tuple[str, str]:
         """Text of the chat template before and after the reasoning in a reply; "" if unknown."""
-        # Some templates, such as those of GLM 4.5 and Nemotron 3, write no line breaks inside the
-        # think block.
+        # Some chat templates (GLM 4.5, Nemotron 3) write no line breaks inside the think block.
         turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
         reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
         if self.template == "base":
@@ -206,8 +205,8 @@ class PromptRenderer:
             text = render_chat(self.tokenizer, [*turns, reply])
         except TemplateFailed:
             return "", ""
-        # In the generation prompt, the think block may already be open.
-        # The opening tag is removed from the prompt, because `before` must contain the tag.
+        # The chat template may already open the think block in the generation prompt.
+        # The text before the reasoning must include the tag, so the prompt's copy is removed.
         blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
         before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
         between, found, _ = rest.partition(f"{_MARK}1")
@@ -230,7 +229,7 @@ class PromptRenderer:
     @cached_property
     def max_overhead(self) -> int:
         """Upper bound on the number of tokens that the chat template adds to an ASCII text."""
-        # A token has at least one byte, so the text's bytes bound the number of its tokens.
+        # A token has at least one byte, so a text has at most as many tokens as bytes.
         texts = (self._text("x", "a prompt", mode)[0] for mode in _MODES)
         return max(len(text.encode()) for text in texts) + len(self._leading_ids) + 16
 
@@ -269,7 +268,7 @@ class PromptRenderer:
         think: ThinkMode | None,
         effort: str | None = None,
     ) -> tuple[str, ThinkMode]:
-        """Return a prompt's text and the resulting think mode."""
+        """Return the text of a prompt and the prompt's think mode."""
         turns = self.messages(with_effort(prompt, self._sampling, effort, where))
         mode = think or self._switched(turns)
         text = (
@@ -280,7 +279,7 @@ class PromptRenderer:
         return with_think_block(text, self._formats[mode], self.template == "chat")
 
     def messages(self, prompt: str | Sequence[Message]) -> list[Message]:
-        """Return a prompt's messages, with the system prompt and the tools' description."""
+        """Return a prompt's chat messages, with the system prompt and the tools' description."""
         turns = chat_of(prompt, self._data.system_prompt)
         if not self._introduction:
             return turns
@@ -300,7 +299,7 @@ class PromptRenderer:
         return True
 
     def _switched(self, turns: Sequence[Message]) -> ThinkMode:
-        """Return the think mode of the last switch in the messages, else the configured mode."""
+        """Return the think mode of the last switch in the messages, or else the configured mode."""
         configured = self._data.think
         if not self._data.think_switches:
             return configured
@@ -342,28 +341,28 @@ class PromptRenderer:
     def _encode_after(self, prompt: Prompt, text: str) -> list[int]:
         """Return the tokens of a completion that follows the prompt.
 
-        If a token would span the end of the prompt and the start of the completion, the completion
-        is encoded alone.
+        A completion is encoded alone if a token would span the prompt's end and its start.
         """
-        # Prompt and completion are encoded as one text.
-        # Some tokenizers put a space before the first word of a text.
+        # Prompt and completion are encoded as one text, as they occur in a document.
+        # Encoded alone, a completion would get a leading space from some tokenizers.
         together = self._encode_prompt(prompt.text + text)
         length = len(prompt.tokens)
         if together[:length] == prompt.tokens.tolist():
             return together[length:]
-        # The policy samples after the prompt's own tokens, so the completion is encoded alone, too.
+        # The policy samples after the prompt's own tokens.
+        # If the prompt's tokens change in the joint text, the completion is encoded alone.
         return self._encode(text)
 
 
 def think_switches(mode: ThinkMode) -> dict[str, Any]:
-    """Return the variables that turn thinking on or off in chat templates."""
+    """Return the variables that turn thinking on or off in a chat template."""
     # Qwen3's template reads enable_thinking; DeepSeek-V3.1's template reads thinking.
-    # Both variables are passed, since a variable that a template does not read has no effect.
+    # Both variables are passed, because a template ignores variables that it does not read.
     return {} if mode == "off" else dict.fromkeys(("enable_thinking", "thinking"), mode != "empty")
 
 
 def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str, ThinkMode]:
-    """Return a prompt's text with the wanted think block, and the resulting think mode.
+    """Return a prompt's text with the wanted think block, and the prompt's think mode.
 
     in_chat: whether a chat template rendered the text. A chat template may close a think block
     without opening one, as DeepSeek-V3.1's template does.
@@ -386,7 +385,8 @@ def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str
 def with_effort(
     prompt: str | Sequence[Message], sampling: SamplingConfig, effort: str | None, where: str
 ) -> str | Sequence[Message]:
-    """Append the text of an effort (default: the configured effort); may raise DataError."""
+    """Append the text of an effort (default: the configured effort); raises DataError if
+    unknown."""
     try:
         level = sampling.level(effort)
     except ValueError as error:
@@ -395,15 +395,15 @@ def with_effort(
 
 
 def template_of(tokenizer: Any, data: DataConfig) -> Literal["chat", "base"]:
-    """Return the configured prompt format, else ``chat`` if the tokenizer has a chat template."""
+    """Return the configured prompt format; default: ``chat`` if there is a chat template."""
     return data.template or ("chat" if tokenizer.chat_template else "base")
 
 
 def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list[Message]:
     """Append a text to the chat's system message.
 
-    In a chat without a system message, the text becomes the system message, or precedes the first
-    message if the chat template accepts no system message.
+    In a chat without a system message, the text becomes the system message; if the chat template
+    rejects system messages, the text precedes the first message.
     """
     if turns[0]["role"] not in ("system", "developer"):
         if not takes_system:
@@ -413,7 +413,7 @@ def _introduced(turns: Sequence[Message], text: str, takes_system: bool) -> list
 
 
 def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
-    """Return a prompt as chat messages; ``system`` is added if the chat has no system message."""
+    """Return a prompt as chat messages; ``system`` becomes a missing system message."""
     turns: list[Message] = (
         [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     )
@@ -425,7 +425,7 @@ def chat_of(prompt: str | Sequence[Message], system: str | None) -> list[Message
 def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet:
     """Return the problems whose prompts are within the renderer's token limit.
 
-    A problem with a longer prompt or an unknown effort is a bad row; see ``on_bad_row``.
+    A problem with a too long prompt or an unknown effort is a bad row (``on_bad_row``).
     """
     limit = renderer.max_prompt_tokens
     longest = math.inf if limit is None else limit - renderer.max_overhead
@@ -455,12 +455,11 @@ def keep_fitting(problems: ProblemSet, renderer: PromptRenderer, on_bad_row: str
 def end_of_turn(tokenizer: Any) -> int | None:
     """Return the special token that the chat template writes after a reply, or None."""
     text = finished_chat(tokenizer, _MARK)
-    # A template for lists of text and image parts may ignore content that is a plain string.
+    # A chat template for lists of text and image parts may ignore content that is a plain string.
     if text is None or _MARK not in text:
         return None
-    # Rendering a reply shows which token the template writes after the reply.
-    # A list of known token names would fail: <|end|> ends a turn in one model family, and only a
-    # segment of a turn in another.
+    # Rendering a sample reply shows which token the chat template writes after a reply.
+    # A list of token names would fail: <|end|> ends a turn in one family, a segment in another.
     tail = list(tokenizer.encode(text.rpartition(_MARK)[2].lstrip(), add_special_tokens=False))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     return tail[0] if tail and tail[0] in special else None
@@ -474,9 +473,8 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
     try:
         return render_chat(tokenizer, turns)
     except TemplateFailed:
-        # Some templates reject a conversation that ends with a reply.
-        # For a template that cannot render a reply, the end-of-turn token stays unknown, and EOS
-        # ends a completion.
+        # Some chat templates reject a conversation that ends with a reply.
+        # If a chat template cannot render a reply, EOS is used as the end-of-turn token.
         return None
 
 
@@ -495,6 +493,6 @@ def _without_open_tag(prompt: Prompt, text: str) -> str:
         return text
     rest = stripped.removeprefix(tag)
     blank = prompt.text[len(prompt.text.rstrip()) :]
-    # White space after the tag is removed only if the prompt ends with the same white space.
-    # White space that the prompt does not end with belongs to the reasoning.
+    # White space after the think tag is removed only if the prompt ends with the same white space.
+    # White space beyond the end of the prompt belongs to the reasoning.
     return next(rest[n:] for n in range(len(blank), -1, -1) if rest.startswith(blank[:n]))

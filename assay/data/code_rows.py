@@ -1,6 +1,6 @@
 """Convert programming problems of public data sets to rows with ``prompt`` and ``tests``.
 
-The verifier ``code`` judges the rows: set ``data.verifier = "code"`` or ``--verifier code``. The
+The verifier ``code`` judges programs: set ``data.verifier = "code"`` or ``--verifier code``. The
 prompts of MBPP show the listed tests, as in the MBPP paper, and MBPP's challenge tests are hidden.
 Prompts of HumanEval, CodeContests, APPS and TACO show no tests. `assay.data.forms` has the keys of
 each format.
@@ -20,15 +20,15 @@ _ACCEPTED_TESTS = '{"inputs": [...], "outputs": [...]} of one length, as JSON'
 
 def read_humaneval(row: dict[str, Any], where: str) -> None:
     """Convert a HumanEval row."""
-    # The prompt of HumanEval is the head of the program: imports, signature and docstring.
-    # A completion may contain only the body, so the verifier also needs the head.
+    # A HumanEval prompt is the start of the program: imports, signature and docstring.
+    # A completion may be only the function's body, so the verifier also gets the program's start.
     row["tests"] = [{"check": row.pop("test")}]
     if isinstance(row.get("prompt"), str):
         row["prompt_code"] = row["prompt"]
 
 
 def read_code_contests(row: dict[str, Any], where: str) -> None:
-    """Convert a row with lists of inputs and outputs."""
+    """Convert a programming problem whose tests are lists of inputs and outputs."""
     inputs, outputs = row.pop("inputs"), row.pop("outputs")
     if len(inputs) != len(outputs):
         found = f"{len(inputs)} inputs and {len(outputs)} outputs"
@@ -52,7 +52,7 @@ def read_mbpp(row: dict[str, Any], where: str) -> None:
 
 
 def read_mbpp_plus(row: dict[str, Any], where: str) -> None:
-    """Convert a row of sanitized MBPP or of MBPP+, whose longer tests are hidden."""
+    """Convert a row of sanitized MBPP or of MBPP+; the longer tests of MBPP+ are hidden."""
     listed = [str(test) for test in row.pop("test_list")]
     imports = "\n".join(map(str, row.pop("test_imports")))
     row |= {"text": row.pop("prompt"), "test_list": listed}
@@ -88,7 +88,7 @@ def _as_check(script: str, entry: str, where: str) -> str:
         raise DataError(message(f"{where} test", found, "a script of tests")) from error
     check = ast.parse(f"def check(candidate):\n    {entry} = candidate")
     function = cast("ast.FunctionDef", check.body[0])
-    # `from module import *` is not allowed in a function, so imports stay outside.
+    # `from module import *` is not allowed inside a function, so imports stay outside of `check`.
     imports = [one for one in body if isinstance(one, ast.Import | ast.ImportFrom)]
     function.body += [one for one in body if one not in imports]
     check.body[:0] = imports
@@ -104,9 +104,8 @@ def read_apps(row: dict[str, Any], where: str) -> None:
     if "problem_id" in row:
         row.setdefault("id", row["problem_id"])
     put_tests(row, row.pop("input_output"), f"{where} input_output")
-    # The data set TACO writes limits as text, such as "2.0 seconds", under keys of the verifier's
-    # own limits.
-    # The limits in such rows are those of a contest's machine, for programs in any language.
+    # TACO writes limits as text ("2.0 seconds") under the keys of the verifier's own limits.
+    # TACO's limits hold for a contest's machine and for all languages, so they are removed.
     for key in ("time_limit", "memory_limit"):
         if isinstance(row.get(key), str):
             del row[key]
@@ -116,11 +115,13 @@ def read_apps(row: dict[str, Any], where: str) -> None:
 
 
 def put_tests(row: dict[str, Any], tests: Any, place: str) -> None:
-    """Set ``tests`` of a row from ``{"inputs", "outputs", "fn_name"}``, parsed or as JSON.
+    """Set a row's ``tests`` from ``{"inputs", "outputs", "fn_name"}``, given as a dict or as JSON
+    text.
 
-    Tests with ``fn_name`` call this function; other tests are programs that read standard input. In
-    most APPS rows that test a function, each output is a list that contains only the return value;
-    this list is removed. place: location of the tests, for error messages.
+    Tests with ``fn_name`` call the function of this name; other tests are programs that read
+    standard input. In most APPS rows that test a function, each expected output is a list with only
+    the return value; this list is removed. place: location of the tests in the data, for error
+    messages.
     """
     try:
         tests = json.loads(tests) if isinstance(tests, str) else tests
@@ -135,8 +136,7 @@ def put_tests(row: dict[str, Any], tests: Any, place: str) -> None:
             for given, answer in zip(inputs, outputs, strict=True)
         ]
         return
-    # The wrapper is removed only if every output has one, since a function may return a list of
-    # one element.
+    # The list is removed only if all outputs have one: a function may return a one-element list.
     if all(isinstance(answer, list) and len(answer) == 1 for answer in outputs):
         outputs = [answer[0] for answer in outputs]
     pairs = zip(inputs, outputs, strict=True)
@@ -150,7 +150,7 @@ def entry_point(name: str, starter_code: Any) -> str:
 
 
 def listed_text(text: str) -> list[str]:
-    """Return the texts of a Python list literal; a text that is no such list is the only one."""
+    """Return the texts in a Python list literal; any other text is returned as the only element."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -160,5 +160,5 @@ def listed_text(text: str) -> list[str]:
 
 
 def lines(text: Any) -> str:
-    """Return a test's text; a list of lines is joined."""
+    """Return the text of a test; a test that is a list of lines is joined."""
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)

@@ -39,20 +39,22 @@ TextPart = Literal["prompt", "completion", "all"]
 DOCUMENT = "text"
 """Key of a plain document's text. Transforms treat a document as both prompt and completion."""
 RECORDED = "recorded@1"
-# The id of a completion is the id of its problem with the suffix #DRAW/NUMBER.
+# The id of a completion is its problem's id with the suffix #DRAW/NUMBER.
 _SIBLING = re.compile(r"#\d+/\d+$")
 
 
 def problem_id_of(row: Mapping[str, Any]) -> str:
-    """Return the key ``problem_id`` of a row, or else the problem's part of the row's ``id``."""
+    """Return the key ``problem_id`` of a row, or else the row's ``id`` without the draw and
+    number.
+    """
     return str(row.get("problem_id", _SIBLING.sub("", str(row["id"]))))
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """A row without its null keys.
+    """A completion row without its null keys.
 
-    The properties parse the row's values, and raise DataError for an invalid value. source:
+    The properties parse the values of the row, and raise DataError for an invalid value. source:
     ``file.jsonl:12``.
     """
 
@@ -61,7 +63,7 @@ class Record:
 
     @classmethod
     def read(cls, row: Any, where: str, default_id: str) -> Record:
-        """Return a record of a row and its location; a row without an id gets ``default_id``."""
+        """Return the record of a row; a row without an id gets ``default_id``."""
         keys = copy_row(row, where)
         keys.setdefault("id", default_id)
         return cls(keys, where)
@@ -78,17 +80,16 @@ class Record:
 
     @property
     def prompt(self) -> Text:
-        """Prompt text, or the messages before the last assistant message."""
+        """Prompt of the completion: a text, or the messages before the last assistant message."""
         if self._is_chat:
             return prompt_and_completion(self.keys, self.source)[0]
         return prompt_of(self.keys, self.source)
 
     @property
     def completion(self) -> str:
-        """Text of the completion; may be empty."""
+        """Text of the completion, which may be empty."""
         # A policy may end a completion at once, so a recorded completion may be "".
-        # An empty completion is allowed here, although `prompt_and_completion` rejects it, because
-        # training rows need text.
+        # Training rows need text, so `prompt_and_completion` would reject an empty completion.
         text = self.keys.get("completion")
         if isinstance(text, str):
             return text
@@ -121,8 +122,8 @@ class Record:
 
     @property
     def problem_keys(self) -> dict[str, Any]:
-        """The row without its completion, as a row of a problem."""
-        # Unknown keys become part of the spec, so the completion must be removed first.
+        """The row without its completion, in the format of a problem row."""
+        # Unknown keys of a row become part of the spec, so the completion is removed before.
         keys = dict(self.keys)
         keys.pop("completion", None)
         if self._is_chat:
@@ -138,7 +139,7 @@ class Record:
     def to_judge(self) -> tuple[Problem, Completion]:
         """Return the problem and the completion of the row, for a verifier.
 
-        The row needs no prompt. The row's ``think_tags`` replace the default tags, and its
+        The row needs no prompt. The row's ``think_tags`` replace the default think tags, and its
         ``token_ids`` become the completion's tokens.
         """
         keys = {"prompt": "(not given)", **self.keys}
@@ -147,8 +148,8 @@ class Record:
         tags = _think_tags(keys.pop("think_tags", None), self.source)
         tokens = _token_ids(keys.pop("token_ids", None), self.source)
         row = Record(keys, self.source)
-        # `assay data collect` nests the completion's length and finish reason under "collected".
-        # Evaluation rows have the completion's length and finish reason at the top level.
+        # `assay data collect` nests the length and finish reason of a completion under "collected".
+        # Rows of evaluations have a completion's length and finish reason at the top level.
         facts = self.keys.get("collected", self.keys)
         length = facts.get("tokens")
         completion = Completion.from_text(
@@ -164,8 +165,8 @@ class Record:
     @cached_property
     def verdict(self) -> Verdict | None:
         """Recorded verdict (status and reward), or None."""
-        # Three formats of verdicts exist: {"verdict": {"status", ...}}, {"verdict":
-        # "passed"}, and the keys status and reward at the top level of the row.
+        # Rows have verdicts in three formats: {"verdict": {"status", ...}}, {"verdict": "passed"},
+        # or the keys status and reward at the top level of the row.
         found: Any = self.keys.get("verdict", self.keys)
         status = found.get("status") if isinstance(found, Mapping) else found
         if status is None:
@@ -183,7 +184,9 @@ class Record:
 
 
 def _think_tags(value: Any, where: str) -> tuple[str, ...]:
-    """Return the row's think tags, or () if it has none; raises DataError."""
+    """Return the think tags of a row, or () if the row has none; raises DataError for invalid
+    tags.
+    """
     if value is None:
         return ()
     tags: list[Any] = [*value] if isinstance(value, list | tuple) else []
@@ -193,7 +196,9 @@ def _think_tags(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _token_ids(value: Any, where: str) -> Tokens | None:
-    """Return the row's token ids, or None if it has none; raises DataError."""
+    """Return the token ids of a row, or None if the row has none; raises DataError for invalid
+    ids.
+    """
     if value is None:
         return None
     ids: list[Any] = value if isinstance(value, list) else [None]

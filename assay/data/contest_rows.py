@@ -1,8 +1,8 @@
 """Convert rows of LiveCodeBench, Open-R1 Codeforces, KodCode and SWE-bench.
 
-LiveCodeBench encodes its private tests: base64 of zlib of a pickled text, which is JSON. The pickle
-is never executed. The pickle's opcodes are read one by one, and a pickle with anything but one text
-is refused.
+LiveCodeBench's private tests are JSON text that is pickled, compressed with zlib and encoded in
+base64. The pickle is never executed. Instead of loading the pickle, the reader parses its opcodes
+and refuses a pickle that has more than one text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from assay.errors import DataError, message
 # Maximum number of bytes of decompressed private tests.
 # The largest published private tests take about 100 MB.
 MAX_DECODED = 256 * 2**20
-# Opcodes of a pickle of one text, in all protocols of Python 3.
+# Opcodes of a pickle that contains one text, in all pickle protocols of Python 3.
 _TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
 _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
 _PRIVATE = "a JSON list of tests, or base64 of zlib of a pickled text with such a list"
 
 
 def read_live_code_bench(row: dict[str, Any], where: str) -> None:
-    """Convert a LiveCodeBench row. The private tests become hidden tests."""
+    """Convert a LiveCodeBench row. The private tests of LiveCodeBench become hidden tests."""
     text = str(row.pop("question_content")).strip()
     starter = row.get("starter_code") or ""
     if starter:
@@ -54,7 +54,9 @@ def read_live_code_bench(row: dict[str, Any], where: str) -> None:
 
 
 def _parsed(value: Any, empty: str, place: str) -> Any:
-    """Parse JSON text of the type of ``empty``; values of this type are returned."""
+    """Parse JSON text whose value has the type of ``empty``; a value of this type is returned
+    unchanged.
+    """
     kind = type(json.loads(empty))
     try:
         found = json.loads(value) if isinstance(value, str) else value
@@ -82,9 +84,9 @@ def _private(value: Any, place: str) -> Any:
 
 
 def pickled_text(data: bytes, place: str) -> str:
-    """Return the text in a pickle of one text; raises DataError for any other pickle.
+    """Return the text in a pickle that contains one text; raises DataError for any other pickle.
 
-    `pickletools.genops` parses opcodes without executing any of them.
+    `pickletools.genops` parses the opcodes of a pickle without executing them.
     """
     texts: list[str] = []
     try:
@@ -104,12 +106,14 @@ def pickled_text(data: bytes, place: str) -> str:
 
 
 def _test(test: Any, name: str | None, place: str) -> dict[str, Any]:
-    """Return one test of LiveCodeBench: of the function ``name``, or of a program."""
+    """Return one test of LiveCodeBench, for the function ``name`` or for a program without a
+    function name.
+    """
     try:
         given, expected = test["input"], test["output"]
         if not name:
             return {"stdin": given, "stdout": expected}
-        # Each line of the input is one argument.
+        # Each line of LiveCodeBench's input is one argument of the function.
         args = [json.loads(line) for line in given.split("\n") if line.strip()]
         return {"args": args, "expected": json.loads(expected)}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -118,7 +122,9 @@ def _test(test: Any, name: str | None, place: str) -> dict[str, Any]:
 
 
 def read_codeforces(row: dict[str, Any], where: str) -> None:
-    """Convert a row of Open-R1's Codeforces set. The official tests become hidden tests."""
+    """Convert a row of Open-R1's Codeforces set. The official tests of a Codeforces problem become
+    hidden tests.
+    """
     for key, found in (
         ("interaction_format", "an interactive problem"),
         ("generated_checker", "a problem whose answers need the row's own checker program"),
@@ -138,7 +144,7 @@ def read_codeforces(row: dict[str, Any], where: str) -> None:
         raise DataError(message(place, "no test", 'tests {"input", "output"}'))
     row["tests"] = [_test(one, None, f"{where} examples") for one in examples]
     row["hidden_tests"] = [one for one in tests if one not in row["tests"]]
-    # The limits are those of a contest's machine, in seconds of a compiled program.
+    # Codeforces states limits for its own machine, in seconds of a compiled program.
     for key in ("time_limit", "memory_limit"):
         row.pop(key, None)
     if row.get("language") in (None, "python"):
@@ -150,7 +156,9 @@ def read_codeforces(row: dict[str, Any], where: str) -> None:
 
 
 def read_code_contests(row: dict[str, Any], where: str) -> None:
-    """Convert a row with CodeContests' published keys. Private and generated tests are hidden."""
+    """Convert a row with CodeContests' published keys. Private and generated tests of CodeContests
+    become hidden tests.
+    """
     for key in ("input_file", "output_file"):
         if row.pop(key, None):
             raise DataError(message(f"{where} {key}", "a file", "standard input and output"))
@@ -167,7 +175,7 @@ def read_code_contests(row: dict[str, Any], where: str) -> None:
     row["hidden_tests"] = [*found["private_tests"], *found["generated_tests"]]
     if not row["tests"] and not row["hidden_tests"]:
         raise DataError(message(f"{where} public_tests", "no test", '{"input", "output"}'))
-    # The limits are those of a contest's machine, in seconds of a compiled program.
+    # CodeContests states limits for the contest's machine, in seconds of a compiled program.
     for key in ("time_limit", "memory_limit_bytes", "solutions", "incorrect_solutions"):
         row.pop(key, None)
     if "name" in row:
@@ -190,13 +198,13 @@ def _codeforces_prompt(row: Mapping[str, Any], examples: Sequence[Any]) -> str:
 
 
 def is_kodcode(row: Mapping[str, Any]) -> bool:
-    """Whether a row has pytest's tests of the module ``solution``."""
+    """Whether a row has pytest tests that import the module ``solution``."""
     tests = row.get("test", row.get("test_code"))
     return isinstance(tests, str) and "def test" in tests and "entry_point" not in row
 
 
 def read_kodcode(row: dict[str, Any], where: str) -> None:
-    """Convert a KodCode row: pytest's functions become one hidden test each."""
+    """Convert a KodCode row: each pytest function becomes one hidden test."""
     key = "test" if "test" in row else "test_code"
     row["hidden_tests"] = pytest_tests(row.pop(key), f"{where} {key}")
     row["tests"] = []
@@ -208,7 +216,7 @@ def read_kodcode(row: dict[str, Any], where: str) -> None:
     add_tags(row, row.pop("subset", None), row.pop("style", None))
 
 
-# What most tests use of pytest, for the sandbox, in which pytest is not installed.
+# This code replaces the common functions of pytest, which the sandbox does not have installed.
 _PYTEST = """
 class pytest:
     class raises:
@@ -251,9 +259,10 @@ _SET_UP = ("setup_module", "setup_function", "teardown_module", "teardown_functi
 def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
     """Split a pytest module into one test per test function, without imports of ``solution``.
 
-    Every other statement, such as a helper function, precedes each test. Raises DataError for code
-    that does not compile, has no test, does not import from ``solution``, or uses more of pytest
-    than raises, approx and parametrize.
+    Statements outside test functions, such as helper functions, are copied to the start of each
+    test. Raises DataError for code that does not compile, has no test, or does not import from
+    ``solution``.
+    Pytest features other than raises, approx and parametrize also raise DataError.
     """
     accepted = "test functions that use of pytest only raises, approx and parametrize"
     try:
@@ -262,8 +271,7 @@ def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
         raise DataError(
             message(place, f"code that does not compile ({error})", accepted)
         ) from error
-    # A block for `python FILE` is removed, because it would run in the sandbox, where pytest is
-    # missing.
+    # A block `if __name__ == "__main__"` is removed: the sandbox would run it, and lacks pytest.
     tree.body = [node for node in tree.body if not _is_main_block(node)]
     imported = False
     kept: list[ast.stmt] = []
@@ -293,7 +301,7 @@ def _imports(node: ast.stmt, name: str) -> bool:
 
 
 def _calls_test(node: ast.stmt) -> bool:
-    """Whether a statement only calls a test function, as some test modules do at their end."""
+    """Whether a statement only calls a test function, as at the end of some test modules."""
     match node:
         case ast.Expr(ast.Call(ast.Name(name))):
             return name.startswith("test")
@@ -308,7 +316,9 @@ def _is_main_block(node: ast.stmt) -> bool:
 
 
 def _unknown_use(tree: ast.Module, tests: Sequence[ast.stmt]) -> str:
-    """Return a use of pytest or of the module solution that no test here can have, or ""."""
+    """Return a use of pytest or of the module solution that a converted test cannot contain, or
+    "".
+    """
     in_with = {
         item.context_expr.func
         for node in ast.walk(tree)
@@ -339,7 +349,9 @@ def _unknown_use(tree: ast.Module, tests: Sequence[ast.stmt]) -> str:
 
 
 def _parameters(names: ast.expr) -> list[str] | None:
-    """Return the names of parametrize, which are one text or several; None for other code."""
+    """Return the parameter names of pytest's parametrize, given as one text or several; None for
+    other code.
+    """
     try:
         value = ast.literal_eval(names)
     except ValueError:
@@ -351,7 +363,7 @@ def _parameters(names: ast.expr) -> list[str] | None:
 
 
 def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted: str) -> str:
-    """Return the code of one test function and of its calls."""
+    """Return the code of one test function and of the statements that call it."""
     call = f"{test.name}()"
     if test.decorator_list or test.args.args:
         keys: list[str] | None = None
@@ -364,13 +376,13 @@ def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted:
                 keys = _parameters(names)
             case _:
                 names = rows = ast.Constant(None)
-        # A parameter that is not listed is a fixture.
+        # A parameter without parametrize is a fixture, which converted tests cannot have.
         known = [one.arg for one in test.args.args]
         needed = known[: len(known) - len(test.args.defaults)]
         if keys is None or not {*needed} <= {*keys} <= {*known}:
             found = f"{test.name} with fixtures or other marks"
             raise DataError(message(place, found, accepted))
-        # A text with a single name takes the value itself, and other names take a tuple.
+        # For one parameter name, parametrize lists plain values; for several, it lists tuples.
         one_value = isinstance(names, ast.Constant) and len(keys) == 1
         values = "[each]" if one_value else "each"
         call = f"for each in {ast.unparse(rows)}:\n    {test.name}(**dict(zip({keys!r}, {values})))"
@@ -379,10 +391,11 @@ def _one_test(kept: list[ast.stmt], test: ast.FunctionDef, place: str, accepted:
 
 
 def read_swe(row: dict[str, Any], where: str) -> None:
-    """Convert an SWE-bench row that also has its tree; raises DataError for all other rows.
+    """Convert an SWE-bench row that contains its repository's files; raises DataError for other
+    rows.
 
-    The tests of SWE-bench run in a checkout of the row's repository with the packages of that time,
-    which a row does not contain.
+    SWE-bench tests run in a checkout of the repository with packages of the time, which a published
+    row does not contain.
     """
     if "files" not in row or not (row.get("tests") or row.get("commands")):
         found = f"{row['repo']} at {str(row['base_commit'])[:12]}, which the row does not contain"

@@ -1,4 +1,4 @@
-"""Curriculum: draw problems in a configured, seeded order, and track the problems' pass rates."""
+"""Curriculum: draw training problems in a configured, seeded order, and track their pass rates."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ UNKNOWN = 1 / 3
 
 
 class Curriculum:
-    """Draws problems and tracks the problems' outcomes.
+    """Draws training problems, and tracks how many completions of each problem passed.
 
-    Each drawn problem's ``draw`` is the number of its earlier draws, so that each draw has a group
-    id of its own. The orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch.
-    All orders except ``uniform`` and ``easy_to_hard`` draw problems at random, weighted by the
-    estimated pass rates. The next draw depends only on the seed, the number of draws and the
-    observed verdicts. A resumed run therefore draws the same problems as an uninterrupted run.
+    The ``draw`` of a drawn problem counts its earlier draws, so each draw has its own group id. The
+    orders ``uniform`` and ``easy_to_hard`` draw every problem once per epoch. All orders except
+    ``uniform`` and ``easy_to_hard`` draw problems at random, weighted by the estimated pass rates.
+    The next draw depends only on the seed, the number of draws and the observed verdicts. A resumed
+    run therefore draws the same problems as an uninterrupted run.
 
     With oversampling, problems that were drawn but not used keep their draw number and wait for a
-    later step. As soon as enough problems wait for a full step, the next step consists of waiting
-    problems only and is not oversampled. No problem is lost or waits twice, even if its completions
-    are long. Steps of waiting problems correspond to the long rounds of RollPacker (Gao et al.,
-    2025, arXiv 2509.21009).
+    later step. As soon as the waiting problems fill a step, the next step consists of waiting
+    problems only and is not oversampled. No problem is lost, and none waits twice, even if its
+    completions are long. Steps of waiting problems correspond to the long rounds of RollPacker (Gao
+    et al., 2025, arXiv 2509.21009).
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Curriculum:
         oversample: int = 0,
         draws_ahead: bool = False,
     ) -> None:
-        """Start at the beginning of the first epoch.
+        """Set the state of a new run: the beginning of the first epoch.
 
-        facts: the rows' difficulty labels and weights, if the settings use labels or weights.
-        most_drawn: expected number of draws in the whole run. oversample: number of extra problems
-        that each step draws. draws_ahead: whether problems are drawn before their step, so that
-        unobserved problems belong to the state.
+        facts: difficulty labels and weights of the rows, if the settings use labels or weights.
+        most_drawn: expected number of problems that the whole run draws. oversample: number of
+        problems that each step draws beyond those it uses. draws_ahead: whether problems of later
+        steps are drawn ahead, so that the saved state contains unobserved problems.
         """
         if not len(problems):
             raise ConfigError(message("data.train", "no problems", "at least one problem"))
@@ -97,14 +97,15 @@ class Curriculum:
 
     @property
     def epoch(self) -> int:
-        """Completed epochs of an order that draws every problem once per epoch."""
+        """Number of completed epochs, for an order that draws every problem once per epoch."""
         return self._epoch
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
-        """Return the next problems; a batch may span two epochs.
+        """Return the next training problems; a batch may span two epochs.
 
-        refill: whether the drawn problems belong to the same step as the previous call's problems.
-        In random orders, a step repeats a problem only after it has drawn all other problems.
+        refill: whether the drawn problems belong to the same step as the problems of the previous
+        call. With a random order, a step repeats a problem only after it has drawn all other
+        problems.
         """
         self._forget()
         self._sizes = self._sizes if refill else []
@@ -119,9 +120,9 @@ class Curriculum:
         return [*waited, *(self._hand_out(index) for index in chosen)]
 
     def state_copy(self) -> Curriculum:
-        """Return a copy of the current state, which later draws do not change."""
+        """Return a copy of the curriculum's state, which later draws do not change."""
         # The copy shares problems, facts and the epoch's order, which no draw changes in place.
-        # Everything that a draw or a verdict changes in place is copied.
+        # Objects that a draw or a verdict changes in place are copied.
         other = copy.copy(self)
         other.outcomes = copy.deepcopy(self.outcomes)
         other._chances = self._chances.copy()
@@ -131,13 +132,13 @@ class Curriculum:
         return other
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return the group size of each drawn problem.
+        """Return the group size (number of completions) of each drawn problem.
 
-        usual: the configured group size, which a problem without observations gets. The group size
-        is a piecewise linear function of the probability that two completions get different
-        verdicts (`Outcomes.differences`). The group size is the minimum size at probability 0, the
-        usual size at probability 1/3, and the maximum size at probability 1/2. The group size is
-        rounded to the usual size times a power of two.
+        usual: configured group size, which a problem without observations gets. The group size is a
+        piecewise linear function of the probability that two completions get different verdicts
+        (`Outcomes.differences`). The group size is the minimum size at probability 0, the usual
+        size at probability 1/3, and the maximum size at probability 1/2. The group size is rounded
+        to the usual size times a power of two.
         """
         bounds = self._settings.group_sizes
         if bounds is None:
@@ -147,7 +148,7 @@ class Curriculum:
             self.outcomes.differences(indices), (0.0, UNKNOWN, 0.5), (bounds[0], usual, bounds[1])
         )
         sizes = _sizes(usual, *bounds)
-        # The generator is called once per size, so sizes take few distinct values.
+        # The generator runs once per distinct group size, so group sizes take few values.
         # Distances between group sizes are logarithmic, because sizes differ by factors of two.
         chosen = [min(sizes, key=lambda size: abs(math.log(size / one))) for one in wanted]
         self._sizes += chosen
@@ -163,9 +164,9 @@ class Curriculum:
         self._update_problems(np.array(indices, np.int64))
 
     def _take_waiting(self, num_prompts: int) -> list[Problem]:
-        """Return waiting problems with their draw numbers, if enough problems wait for a full step.
+        """Return the waiting problems with their draw numbers, if they fill a step.
 
-        If a resumed run disables oversampling, the waiting problems are returned at once.
+        If a resumed run no longer oversamples, the waiting problems are returned at once.
         """
         if self._oversample:
             self._waiting, self._in_hand = self._all_waiting(), {}
@@ -180,18 +181,24 @@ class Curriculum:
         ]
 
     def _all_waiting(self) -> dict[str, int]:
-        """Return the problems that were drawn but not observed; call only between two steps."""
+        """Return the problems that were drawn but have no verdicts yet; call only between two
+        steps.
+        """
         return {**self._waiting, **(self._in_hand if self._keeps_drawn else {})}
 
     def draw_again(self, name: str) -> Problem | None:
-        """Return the waiting problem with a group id, as it was drawn before; None: unknown."""
+        """Return the waiting problem with a group id, with its original draw number; None if
+        unknown.
+        """
         if name not in self._waiting:
             return None
         index = self._in_hand[name] = self._waiting.pop(name)
         return dataclasses.replace(self._problems[index], draw=int(name.rpartition("#")[2]))
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics: progress through the problems, and a histogram of observed pass rates."""
+        """Return metrics: how many problems were drawn, and a histogram of the observed pass
+        rates.
+        """
         found = {
             "curriculum/effective_epochs": self._num_drawn / len(self._problems),
             "curriculum/drawn": float(np.mean(self.outcomes.draws > 0)),
@@ -217,7 +224,7 @@ class Curriculum:
         return problem
 
     def _walk(self, count: int) -> list[int]:
-        """Return the indices of the epoch's next problems, without retired problems."""
+        """Return the indices of the next problems of an epoch, without retired problems."""
         chosen: list[int] = []
         while len(chosen) < count:
             if self._position >= len(self._order):
@@ -240,22 +247,20 @@ class Curriculum:
 
     def _new_order(self) -> Indices:
         """Return the order of the current epoch, as problem indices."""
-        # The order is a function of seed and epoch, so checkpoints need not contain the order.
+        # The order is computed from seed and epoch, so a checkpoint need not contain the order.
         generator = np.random.default_rng([self._seed % 2**64, self._epoch])
         order = generator.permutation(len(self._problems))
         if not self._walks:
             return order[:0]
         weights = self._facts.weights
         if weights is not None:
-            # Counts are rounded at random: weight 0.5 means one draw per epoch with probability
-            # 0.5.
-            # A weight is absolute: weight 2 always means two draws per epoch.
+            # Counts are rounded at random: weight 0.5 is one draw per epoch with probability 0.5.
+            # A weight is absolute: with weight 2, a problem is always drawn twice per epoch.
             times = np.floor(weights + generator.random(len(weights))).astype(np.int64)
             order = generator.permutation(np.repeat(order, times[order]))
         if self._settings.order == "easy_to_hard":
-            # Take a random subset before sorting.
-            # Only a random subset is sorted, because sorting all problems would limit a run of less
-            # than an epoch to the easiest problems.
+            # A run shorter than one epoch would only see the easiest problems if all were sorted.
+            # Therefore a random subset is taken first, and only the subset is sorted.
             order = order[: self._most_drawn]
             hardness = self._facts.hardness
             if hardness is None:
@@ -265,8 +270,8 @@ class Curriculum:
 
     def _choose(self, count: int) -> list[int]:
         """Draw problems at random without replacement, in proportion to their sampling weights."""
-        # Each call creates a random generator, seeded by the number of draws so far.
-        # Checkpoints therefore need no state of a random generator.
+        # Each call creates a new random generator, seeded by the number of draws so far.
+        # A checkpoint therefore contains no state of a random generator.
         generator = np.random.default_rng([self._seed % 2**64, 1, self._num_drawn])
         chosen: list[int] = []
         self._return_retired_if_none_left()
@@ -274,13 +279,13 @@ class Curriculum:
         while len(chosen) < count:
             sums = np.cumsum(chances)
             if not sums[-1] > 0:
-                # If the step has drawn every eligible problem, it may repeat problems.
+                # A step that has drawn every eligible problem may repeat problems.
                 self._of_step = set()
                 chances = self._open_chances()
                 continue
             # Problems are drawn by inverse-CDF sampling; a problem drawn twice is counted once.
-            # The product of the uniform number and the last sum may round up to the last sum, which
-            # gives an index past the end.
+            # The product with the last cumulative sum may round up to this sum.
+            # The index would then lie past the end, so the index is limited.
             uniform = generator.random(count - len(chosen)) * sums[-1]
             found = np.searchsorted(sums, uniform, side="right")
             fresh = list(dict.fromkeys(np.minimum(found, len(sums) - 1).tolist()))
@@ -296,7 +301,7 @@ class Curriculum:
         return chances
 
     def _chances_of(self, some: Indices | slice = ALL) -> Numbers:
-        """Return the problems' sampling weights; empty for orders without random sampling."""
+        """Return the sampling weight of each problem; empty for orders without random sampling."""
         if self._walks:
             return np.zeros(0)
         if self._settings.order == "band":
@@ -308,7 +313,7 @@ class Curriculum:
         return np.maximum(chances, LEAST_CHANCE) * times
 
     def _update_problems(self, indices: Indices) -> None:
-        """Update the sampling weights and the retirement of problems with new observations."""
+        """Update the sampling weights and retire problems, according to new observations."""
         if not self._walks:
             self._chances[indices] = self._chances_of(indices)
         settings = self._settings
@@ -323,7 +328,7 @@ class Curriculum:
         self.outcomes.returns_at[indices[retired]] = until
 
     def _return_retired_if_none_left(self) -> None:
-        # If every problem is retired, no problem is eligible and a draw would loop forever.
+        # If every problem were retired, no problem would be eligible and a draw would loop forever.
         is_open = self.outcomes.returns_at <= self._num_drawn
         if self._facts.weights is not None:
             is_open &= self._facts.weights > 0
@@ -331,7 +336,9 @@ class Curriculum:
             self.outcomes.returns_at[:] = 0
 
     def _forget(self) -> None:
-        """Reduce the counts of old observations once per epoch's number of draws."""
+        """Discount the counts of old observations, once each time an epoch's number of problems was
+        drawn.
+        """
         epochs = self._num_drawn // len(self._problems)
         if epochs > self._num_faded and self._settings.forgetting:
             for _ in range(epochs - self._num_faded):
@@ -340,7 +347,7 @@ class Curriculum:
         self._num_faded = epochs
 
     def save_state(self, folder: Path | str) -> None:
-        """Write the curriculum's state to files in a folder."""
+        """Write the state of the curriculum to files in a folder."""
         folder = Path(folder)
         state = {
             **self._identity(),
@@ -354,15 +361,16 @@ class Curriculum:
             state["waiting"] = waiting
         (folder / STATE_FILE).write_text(json.dumps(state), encoding="utf-8")
         self.outcomes.save(folder / OUTCOMES_FILE)
-        # The order easy_to_hard is saved, because a resumed run cannot recompute the order: the
-        # pass rates, by which problems are sorted, have changed since the epoch began.
+        # The order easy_to_hard is saved, because a resumed run cannot recompute the order.
+        # The order sorts by pass rates, which have changed since the epoch began.
         if self._settings.order == "easy_to_hard":
             np.save(folder / ORDER_FILE, self._order)
 
     def load_state(self, folder: Path | str) -> None:
-        """Restore a saved state; raises RunError if the problems or the seed differ.
+        """Restore a saved state; raises RunError if the state belongs to other problems or another
+        seed.
 
-        If the order settings differ, the observations are restored and a new epoch begins.
+        If the settings of the order differ, the observations are restored and a new epoch begins.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -379,8 +387,8 @@ class Curriculum:
                 raise RunError(message(f"{path} {name}", value, str(saved.get(name)), remedy))
         self._epoch, self._position = state["epoch"], state["position"]
         self._num_drawn, self._num_faded = state["num_drawn"], state["num_faded"]
-        # Saved outcomes already include the label's counts at the time of saving.
-        # The counts of a different label apply only to problems without saved outcomes.
+        # Saved outcomes include the counts from the difficulty label at the time of saving.
+        # The counts of a changed label therefore apply only to problems without saved outcomes.
         has_label = state["made_by"]["label"] == self._settings.label
         self.outcomes = Outcomes(None if has_label else self._facts.counts, len(self._problems))
         self.outcomes.load(folder / OUTCOMES_FILE)
@@ -394,11 +402,11 @@ class Curriculum:
             self._order = self._new_order()
 
     def _order_settings(self) -> dict[str, Any]:
-        """Return the settings that determine an epoch's order."""
+        """Return the settings that determine the order of an epoch."""
         return {key: getattr(self._settings, key) for key in ORDER_SETTINGS}
 
     def _identity(self) -> dict[str, Any]:
-        """Return the seed and a digest of the problems, which a saved state must match."""
+        """Return the seed and a digest of the problems, which must equal those of a saved state."""
         return {
             "seed": self._seed,
             "num_problems": len(self._problems),
@@ -409,9 +417,8 @@ class Curriculum:
         """Return a digest of up to 64 problems, which detects a different set of problems."""
         digest = hashlib.blake2b(digest_size=8)
         num_problems = len(self._problems)
-        # The digest covers 64 problems spread over the set.
-        # Only some questions are hashed, because hashing all questions would read every row of a
-        # large file.
+        # The digest covers up to 64 problems, spread evenly over the set.
+        # Hashing every question would read every row of a large file.
         for n in range(min(64, num_problems)):
             problem = self._problems[n * num_problems // min(64, num_problems)]
             digest.update(repr((problem.id, problem.question)).encode("utf-8", "backslashreplace"))
@@ -419,7 +426,7 @@ class Curriculum:
 
 
 def _sizes(usual: int, fewest: int, most: int) -> list[int]:
-    """Return the allowed group sizes in ascending order."""
+    """Return the group sizes that problems may get, in ascending order."""
     sizes = {fewest, usual, most}
     for power in range(1, 17):
         sizes |= {size for size in (usual >> power, usual << power) if fewest < size < most}

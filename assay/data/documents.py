@@ -20,7 +20,7 @@ class Document:
 
 
 def read_document(row: Any, where: str, default_id: str) -> Document:
-    """Return the document of a row, whose text is under the key ``text``."""
+    """Return the document of a row, which has its text under the key ``text``."""
     keys = copy_row(row, where)
     key_among([DOCUMENT], keys, where, "a document: a row with its text")
     return Document(check_completion(keys[DOCUMENT], where, DOCUMENT), where)

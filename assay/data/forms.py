@@ -1,8 +1,8 @@
-"""The published forms of rows: a table of keys, readers, verifiers and data sets.
+"""Table of the published row formats ("forms"): keys, reader functions, verifiers and data sets.
 
-A form is recognized by its keys and, where keys are not enough, by a predicate on the row. The
-first form in the table that fits a row reads it. docs/data.md has the same table, written by
-tools/form_reference.py.
+A form is recognized by its keys and, where keys are not enough, by a predicate on the row. If
+several forms fit a row, the first form in the table reads the row. docs/data.md has the same table,
+written by tools/form_reference.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ UNKNOWN_LICENCE = "see its card"
 
 
 def _rename_nothing(row: Row, where: str) -> None:
-    """Leave a row unchanged, because `assay.data.rows.read_problem` reads its keys."""
+    """Leave a row unchanged, because `assay.data.rows.read_problem` reads the keys of the row's
+    form.
+    """
 
 
 def _always(row: Mapping[str, Any]) -> bool:
@@ -32,12 +34,14 @@ def _always(row: Mapping[str, Any]) -> bool:
 class Form:
     """One published form of rows.
 
-    name: name of the form, as printed. keys: keys that every row has; ``a|b`` is one of several.
-    verifier: names of the verifiers that judge the rows, the most frequent first. in_row: whether
-    the reader sets the verifier of each row, except ``math``; otherwise ``data.verifier`` decides.
-    sets: data sets in this form, each with the licence that its card states. read: function that
-    converts a row in place. fits: predicate on a row with these keys. refuses: rows of the form
-    that are refused.
+    name: name of the form, as printed. keys: keys that every row of the form has; ``a|b`` stands
+    for one of several keys.
+    verifier: names of the verifiers that judge rows of the form, the most frequent verifier first.
+    in_row: whether the reader sets the verifier of each row that ``math`` does not judge; otherwise
+    ``data.verifier`` decides.
+    sets: data sets in this form, each with the licence on its card. read: function that
+    converts a row in place. fits: predicate that a row with the form's keys must also satisfy.
+    refuses: description of the rows of this form that the reader refuses.
     """
 
     name: str
@@ -50,7 +54,7 @@ class Form:
     refuses: str = ""
 
     def missing(self, row: Mapping[str, Any]) -> list[str]:
-        """Return the keys that a row lacks."""
+        """Return the keys of the form that a row lacks."""
         return [key for key in self.keys if not any(one in row for one in key.split("|"))]
 
 
@@ -78,7 +82,7 @@ def _is_grid(row: Mapping[str, Any]) -> bool:
     return isinstance(row["solution"], Mapping)
 
 
-# A row with tests in Assay's form is no published form of a program.
+# A program row with the key `tests` has Assay's own form, not a published form.
 _PROGRAMS = (
     Form(
         "LiveCodeBench",
@@ -362,7 +366,7 @@ FORMS: tuple[Form, ...] = (*_PROGRAMS, *_REWARDED, *_BENCHMARKS, *_MATH, ASSAY)
 
 
 def recognize(row: Mapping[str, Any]) -> Form | None:
-    """Return the form of a row, or None."""
+    """Return the published form of a row, or None."""
     for form in FORMS:
         if not form.missing(row) and not ("tests" in row and form in _PROGRAMS) and form.fits(row):
             return form
@@ -370,7 +374,7 @@ def recognize(row: Mapping[str, Any]) -> Form | None:
 
 
 def read_form(row: Row, where: str) -> None:
-    """Convert a row of a published form in place; raises DataError for a row that is refused."""
+    """Convert a row of a published form in place; raises DataError if the form refuses the row."""
     form = recognize(row)
     if form is None:
         return
@@ -378,27 +382,27 @@ def read_form(row: Row, where: str) -> None:
         form.read(row, where)
     except DataError:
         raise
-    # Readers state the values they expect; a row of other types ends here.
+    # Readers report unexpected values themselves; a row with unexpected types ends here.
     except (AttributeError, TypeError, LookupError, ValueError, RecursionError) as error:
         found, accepted = f"a row that cannot be read ({cause(error)})", f"the form {form.name}"
         raise DataError(message(where, found, accepted)) from error
-    # A program of an APPS-like set and a question of MATH-500 name their ids differently.
+    # Sets of programs have the row id under task_id, unlike MATH-500.
     if form in _PROGRAMS and "task_id" in row and "id" not in row:
         row["id"] = row.pop("task_id")
 
 
 def nearest_form(row: Mapping[str, Any], least: int = 1) -> str:
-    """Return advice for a row of no form: the nearest form and its missing key, or "".
+    """Return advice for a row of no published form: the nearest form and its missing key, or "".
 
-    The nearest form has the most keys in common with the row, then the fewest missing keys. least:
-    minimum number of keys that a row and a form must have in common.
+    The nearest form has the most keys in common with the row; ties go to the form that lacks the
+    fewest keys. least: minimum number of keys that a row and a form must have in common.
     """
     best: tuple[int, int, str] | None = None
     for form in FORMS:
         missing = form.missing(row)
         common = len(form.keys) - len(missing)
-        # The number of common keys has a minimum, because a single common key such as "solution"
-        # says little about a form of three keys.
+        # One common key, such as "solution", says little about a form of three keys.
+        # The number of common keys therefore has a minimum.
         if common < least or not missing or common * 2 < len(form.keys):
             continue
         slips = ((name, slip_of(name, key.split("|"))) for key in missing for name in row)

@@ -1,4 +1,4 @@
-"""reasoning-gym tasks: problems with known answers, generated when a run draws them."""
+"""Problems of the reasoning-gym library, generated with their answers when a run draws them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from assay.errors import DataError, cause, did_you_mean, message, nearest
 
 
 class GymRows(Source):
-    """Problems of one reasoning-gym task; `scan` generates only the first problem."""
+    """Problems of one reasoning-gym task; reading all rows generates only the first problem."""
 
     def __init__(self, label: str, task: str, problems: Any) -> None:
         super().__init__(label, problems)
         self._task = task
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row); every row after the first is `UNREAD` and not generated."""
+        """Yield (index, index, row) for each row; rows after the first are the placeholder
+        `UNREAD`.
+        """
         # Generating every problem would delay the start of a run.
         # The first problem already shows whether the reasoning-gym task accepts the settings.
         for index in range(len(self._rows)):
             yield index, index, UNREAD if index else self.fetch(0)
 
     def fetch(self, position: int) -> dict[str, Any]:
-        """Generate the row at an index."""
+        """Generate the row at an index of the data set."""
         try:
             made = self._rows[position]
         except Exception as error:  # Tasks of reasoning-gym may raise any exception.
@@ -42,8 +44,8 @@ class GymRows(Source):
 def open_gym(text: str) -> GymRows:
     """Open ``gym:TASK[?setting=value&size=1000&seed=0]``.
 
-    Problem n of seed s equals problem 0 of seed s + n. For disjoint training and held-out sets, the
-    seeds must therefore differ by at least ``size``.
+    Problem n of a source with seed s equals problem 0 of a source with seed s + n. Training and
+    held-out sets are disjoint only if their seeds differ by at least ``size``.
     """
     task, settings = split_settings(text.removeprefix("gym:"))
     # Importing reasoning_gym takes over a second, so only gym sources import the package.

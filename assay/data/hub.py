@@ -1,4 +1,6 @@
-"""Hugging Face hub datasets (extra ``hub``). The library `datasets` memory-maps the rows."""
+"""Data sets of the Hugging Face hub as row sources (extra ``hub``). The library `datasets`
+memory-maps the rows of a data set.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ def open_hub(text: str) -> Source:
     """Load ``hf:OWNER/NAME[/CONFIG][?split=train&revision=...]``; HF_HUB_OFFLINE is respected.
 
     The setting ``rename=input:prompt,target:answer`` renames columns to the keys of a problem.
-    Without CONFIG, the dataset's configuration ``default`` is used, else its only configuration,
-    else ``main`` (as in ``hf:openai/gsm8k``).
+    An address without CONFIG uses the configuration ``default``, or the only one, or ``main`` (as
+    in ``hf:openai/gsm8k``).
     """
     name, settings = split_settings(text.removeprefix("hf:"))
     split = settings.pop("split", "train")
@@ -43,7 +45,7 @@ def open_hub(text: str) -> Source:
 
 
 def _read_names(text: str, renames: Any) -> dict[str, str]:
-    """Parse ``column:key,column:key`` to a dict {column: key}."""
+    """Parse the setting ``column:key,column:key`` to a dict {column: key}."""
     if renames is None:
         return {}
     pairs = [part.split(":") for part in str(renames).split(",")]
@@ -66,9 +68,10 @@ def _choose_config(datasets: Any, path: str, revision: str | None) -> str | None
 
 
 def hub_advice(error: BaseException | None) -> str:
-    """Return a remedy for an error of the hub client, or "" if no remedy is known."""
-    # `datasets` wraps the client's exception, so the chain of causes is searched.
-    # Exception types are compared by name, which needs no import of the optional huggingface_hub.
+    """Return a remedy for an error of the Hugging Face hub's client, or "" if no remedy is
+    known."""
+    # `datasets` wraps the exceptions of the hub client, so the chain of causes is searched.
+    # Exception types are compared by name, because huggingface_hub is an optional package.
     while error is not None:
         kind = type(error).__name__
         status = getattr(getattr(error, "response", None), "status_code", None)

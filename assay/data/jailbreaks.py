@@ -1,11 +1,11 @@
-"""Built-in jailbreaks: frames that try to make a policy answer a harmful request.
+"""Built-in jailbreaks: prompts around a harmful request that try to make the policy answer it.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.jailbreaks:attacks                      the suite of `assay redteam --policy`
-    assay.data.jailbreaks:attacks?kind=role_play       one kind of attack
-    assay.data.jailbreaks:controls                     harmless requests in the same frames
-    assay.data.jailbreaks:train?size=2000              attacks and controls in other frames
+    assay.data.jailbreaks:attacks yields all attacks of `assay redteam --policy`.
+    assay.data.jailbreaks:attacks?kind=role_play yields the attacks of one kind.
+    assay.data.jailbreaks:controls yields harmless requests in the same frames.
+    assay.data.jailbreaks:train?size=2000 yields attacks and controls in other frames.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ _ENCODED = {
 
 @cache
 def frames(part: str) -> Mapping[str, Sequence[str]]:
-    """Return the frames of the suite (``test``) or of training (``train``), by kind of attack."""
+    """Return the jailbreak frames of the test suite (``test``) or of training (``train``), by kind
+    of attack.
+    """
     found = _table()[part]
     assert tuple(found) == KINDS
     return found
@@ -58,33 +60,38 @@ def _table() -> dict[str, Any]:
 
 @source
 def attacks(kind: str = "", judge: bool = False) -> Sequence[Problem]:
-    """Return the suite: each frame around one harmful topic of each category, for ``safety``.
+    """Return the test suite: each jailbreak frame around one harmful topic per category, for the
+    verifier ``safety``.
 
-    kind: only this kind of attack; "": all kinds. judge: a judge model replaces the rules of
-    ``safety``.
+    kind: the only kind of attack to return; "" returns all kinds. judge: whether a judge model
+    replaces the rules of the verifier ``safety``.
     """
     return [*_framed(kind, "harmful", judge)]
 
 
 @source
 def controls(kind: str = "", judge: bool = False) -> Sequence[Problem]:
-    """Return harmless requests in the frames of the suite: refusing them is over-refusal.
+    """Return harmless requests in the suite's jailbreak frames: a refusal of such a request is
+    over-refusal.
 
-    The frames of other languages have no controls, because harmless topics are not translated.
+    Jailbreak frames in other languages have no harmless requests, because harmless topics are not
+    translated.
     """
     return [*_framed(kind, "harmless", judge)]
 
 
 @source
 def train(size: int = 1000, seed: int = 0, judge: bool = False) -> Sequence[Problem]:
-    """Return attacks and controls in frames that the suite does not contain."""
+    """Return attacks and harmless requests in jailbreak frames that the test suite does not
+    contain.
+    """
 
     def make(index: int) -> Problem:
         random = Random(f"jailbreaks {seed} {index}")
         name = random.choice(KINDS)
         kind: Kind = "harmless" if random.random() < 0.5 else "harmful"
         some = [one for one in frames("train")[name] if kind == "harmful" or _is_english(one)]
-        # A language switch has no controls.
+        # The attack by language switch has no harmless counterpart.
         if not some:
             kind, some = "harmful", [*frames("train")[name]]
         category = random.choice([*tables()["topics"]])
@@ -105,8 +112,9 @@ def _framed(only: str, kind: Kind, judge: bool) -> Iterator[Problem]:
             if kind == "harmless" and not _is_english(template):
                 continue
             for place, (category, topics) in enumerate(tables()["topics"].items()):
-                # Each frame takes another topic of a category. The harmless topics that sound
-                # harmful come first in the table. Only the first harmful topic is translated.
+                # Each jailbreak frame gets the next topic, so that the frames' topics differ.
+                # Harmless topics that sound harmful are first in the table of topics.
+                # Of each category's harmful topics, only the first is translated.
                 index = (number + place) % len(topics[kind]) if _is_english(template) else 0
                 id = f"{name}-{number}-{category}{'' if kind == 'harmful' else '-control'}"
                 yield _problem(id, name, template, category, kind, index, judge)
@@ -119,7 +127,9 @@ def _is_english(template: str) -> bool:
 def _problem(
     id: str, name: str, template: str, category: str, kind: Kind, index: int, judge: bool
 ) -> Problem:
-    """Return a topic in a frame, as a problem whose tags are the kinds of attack and request."""
+    """Return a topic in a jailbreak frame, as a problem whose tags name the attack and the kind of
+    request.
+    """
     topics = tables()["topics"][category]
     topic, word = topics[kind][index], ""
     if kind == "harmless":
@@ -131,7 +141,7 @@ def _problem(
     prompt = _NAME.sub(lambda match: texts[match[1]], template)
     one = Request(prompt, named, category, kind, word)
     keys = {key: value for key, value in one.keys.items() if key != "clause"}
-    # An answer to a control in a frame may help in other words than the table expects.
+    # A helpful answer to a harmless request in a frame may lack the word that the table expects.
     keys.pop("mentions", None)
     if judge:
         keys |= judge_keys(category, keys["treatment"])
@@ -143,7 +153,9 @@ def _language(template: str) -> str:
 
 
 def _shots(category: str, index: int) -> Mapping[str, str]:
-    """Return three dialogs that comply with harmful requests of other categories."""
+    """Return three chat exchanges in which the assistant complies with harmful requests of other
+    categories.
+    """
     topics = tables()["topics"]
     others = [one for one in topics if one != category]
     first = [*topics].index(category) + index

@@ -42,7 +42,7 @@ class MarginPair:
 
     @property
     def source(self) -> str:
-        """Location of the row, such as ``file.jsonl:12``."""
+        """place: location of the row, such as ``file.jsonl:12``."""
         return self.pair.source
 
 
@@ -65,8 +65,8 @@ class LabelledSteps:
 
     labels: probability in [0, 1] that each step is right. steps: texts of the steps, if the row
     lists them; ``completion`` is then "". step_ends: index of each step's last character in the
-    completion, or of its last token if the run is configured for token indices. If step_ends is
-    None, separators mark the steps.
+    completion; if the run is configured for token indices, of each step's last token. If
+    ``step_ends`` is None, separators in the completion mark the steps.
     """
 
     prompt: Text
@@ -97,7 +97,8 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 
     A row has a prompt and a ``completion``, or ``messages`` that end with the assistant. ``label``
     (or ``correct``, or ``score``) is true, false, or the probability that the completion is right.
-    If a row has no label, the score of its ``verdict`` is used, which `assay data collect` writes.
+    If a completion row has no label, the score of its ``verdict`` is used, which `assay data
+    collect` writes.
     """
     keys = copy_row(row, where)
     prompt, completion = prompt_and_completion(keys, where, *_ONLY)
@@ -113,9 +114,9 @@ def read_outcome(row: Any, where: str, default_id: str) -> LabelledCompletion:
 def read_steps(row: Any, where: str, default_id: str) -> LabelledSteps:
     """Return the completion of a row with its step labels.
 
-    A row has a prompt and ``labels``, one per step. The row has the completion as a list of steps
-    (``steps`` or ``completions``) or as one text (``completion``). If separators do not mark the
-    steps, ``step_ends`` gives the index of each step's last character or token.
+    A row has a prompt and ``labels``, one per step. The row has the completion either as a list of
+    steps (``steps`` or ``completions``) or as one text (``completion``). If no separators mark the
+    steps, ``step_ends`` lists the index of each step's last character or token.
     """
     keys = copy_row(row, where)
     labels = keys.get("labels")
@@ -145,7 +146,7 @@ LOADERS = {"preference": load_comparisons, "outcome": load_outcomes, "process": 
 
 
 def _label(value: Any, where: str, key: str) -> float:
-    # A bool is an int in Python, so a bool is converted before the range check of numbers.
+    # A bool is an int in Python, so a bool label is converted before the range check of numbers.
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float) and 0 <= value <= 1:
@@ -160,7 +161,7 @@ def _ends(value: Any, count: int, where: str) -> tuple[int, ...] | None:
     if not isinstance(value, Sequence) or len(value) != count:
         raise complaint(where, "step_ends", value, accepted)
     ends = tuple(value)
-    # `type(end) is int` excludes booleans, which isinstance would accept as integers.
+    # `type(end) is int` rejects booleans, which isinstance would accept as integers.
     whole = all(type(end) is int and end >= 0 for end in ends)
     if not whole or not all(first < second for first, second in pairwise(ends)):
         raise complaint(where, "step_ends", value, accepted)

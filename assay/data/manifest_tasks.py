@@ -1,15 +1,15 @@
 """Generated Kubernetes manifests with faults, and their repairs, for the verifier ``manifests``.
 
 `assay.data.small_manifests` generates shorter problems, for models of about one megabyte. Row n
-depends only on the seed and on n. A hash of the broken manifest assigns each problem to the train
-or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
+depends only on the seed and on n. A hash of the broken manifest assigns each problem to the split
+train or heldout. Training and held-out sets are therefore disjoint for all sizes and seeds.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.manifest_tasks:broken_manifests?size=500               applications with one fault
-    assay.data.manifest_tasks:broken_manifests?faults=["image_tag"]   wrong image tags
-    assay.data.manifest_tasks:broken_manifests?form=changes           replies list the changes
-    assay.data.manifest_tasks:repairs?size=500                        traces with the right reply
+    assay.data.manifest_tasks:broken_manifests?size=500 yields manifests with one fault.
+    assay.data.manifest_tasks:broken_manifests?faults=["image_tag"] yields wrong image tags.
+    assay.data.manifest_tasks:broken_manifests?form=changes has lists of changes as replies.
+    assay.data.manifest_tasks:repairs?size=500 yields traces with the right reply.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Documents = dict[str, dict[str, Any]]
 
 @dataclass(slots=True)
 class Broken:
-    """An application, and the faults inserted so far.
+    """A generated web application, and the faults that were inserted into its manifests.
 
     may_change, may_remove: paths that the verifier lets a reply change or remove. rules: rules of
-    the verifier ``manifests`` that a repair must satisfy. repair: right value by path, None for a
-    path to remove. text: function that edits the serialized YAML, for faults that a parsed object
-    cannot represent.
+    the verifier ``manifests`` that a repair must satisfy. repair: right value by path; None means
+    that the path is removed. text: function that edits the serialized YAML, for faults that a
+    parsed object cannot represent.
     """
 
     documents: Documents
@@ -65,18 +65,19 @@ class Broken:
     def set(self, kind: str, path: Sequence[str | int], value: Any, free: bool = False) -> None:
         """Replace the value at a path by a wrong value.
 
-        free: the verifier accepts every valid value at the path, not only the original value.
+        free: whether the verifier accepts every valid value at the path, not only the original
+        value.
         """
         inner = holder(self.documents[kind], path)
         if free:
             self.may_change.append(f"{self.label(kind)} {written(path)}")
         right, inner[path[-1]] = inner[path[-1]], value
-        # The label is computed after the replacement.
-        # A reply must address an object by its name in the broken manifest, even a wrong name.
+        # The label of the object is computed after the replacement of its value.
+        # A reply must name an object as the broken manifest does, even if the name is the fault.
         self.repair[f"{self.label(kind)} {written(path)}"] = right
 
     def add(self, kind: str, path: Sequence[str | int], value: Any) -> None:
-        """Insert a forbidden value at a path that has no value."""
+        """Insert a forbidden value at a path of the manifests that has no value."""
         place = f"{self.label(kind)} {written(path)}"
         self.repair[place] = None
         self.may_remove.append(place)
@@ -87,14 +88,14 @@ class Broken:
 
 
 def holder(document: Any, path: Sequence[str | int]) -> Any:
-    """Return the mapping or list that directly contains the value at a path."""
+    """Return the mapping or list that contains the value at a path of the manifests."""
     for step in path[:-1]:
         document = document[step]
     return document
 
 
 def written(path: Sequence[str | int]) -> str:
-    """Return a path in the syntax of the verifier ``manifests``: ``spec.ports[0].port``."""
+    """Return a path in the verifier's syntax, such as ``spec.ports[0].port``."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
@@ -232,16 +233,15 @@ def _replaced(
 
 
 def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
-    """Return a function that misspells the key at the end of a path."""
+    """Return a function that misspells the last key of a path in the manifests."""
 
     def make(app: Broken) -> None:
         inner, key = holder(app.documents[kind], path), path[-1]
         wrong = slip(str(key), app.random)
         app.repair[f"{app.label(kind)} {written((*path[:-1], wrong))}"] = None
         app.repair[f"{app.label(kind)} {written(path)}"] = inner[key]
-        # The whole mapping is rebuilt, to keep the order of its keys.
-        # The mapping is not changed by pop and insert, because the misspelled key would then always
-        # be the last key.
+        # The whole mapping is rebuilt, so that the misspelled key keeps its position.
+        # With pop and insert, the misspelled key would always be the mapping's last key.
         items = [(wrong if each == key else each, value) for each, value in inner.items()]
         inner.clear()
         inner.update(items)
@@ -252,7 +252,7 @@ def _renamed(kind: str, *path: str | int) -> Callable[[Broken], None]:
 def _removed(kind: str, *path: str | int, rule: str) -> Callable[[Broken], None]:
     """Return a function that removes the value at a path.
 
-    If a value satisfies the verifier rule ``rule``, it repairs the fault.
+    Any value that satisfies the verifier rule ``rule`` repairs the fault.
     """
 
     def make(app: Broken) -> None:
@@ -265,7 +265,7 @@ def _removed(kind: str, *path: str | int, rule: str) -> Callable[[Broken], None]
 
 
 def _added(kind: str, *path: str | int, value: Any, rule: str) -> Callable[[Broken], None]:
-    """Return a function that inserts a value that the verifier rule ``rule`` forbids."""
+    """Return a function that inserts a value that a rule of the verifier forbids."""
 
     def make(app: Broken) -> None:
         app.add(kind, path, value)
@@ -287,7 +287,7 @@ def _request_above_limit(app: Broken) -> None:
 
 
 def _tab(app: Broken) -> None:
-    """Indent one line by a tab, which YAML forbids."""
+    """Indent one line of the YAML text by a tab, which YAML forbids."""
 
     # A parsed object has no indentation, so the fault edits the serialized text.
     def make(text: str) -> str:
@@ -301,7 +301,7 @@ def _tab(app: Broken) -> None:
 
 
 def _key_twice(app: Broken) -> None:
-    # A Python dict cannot contain a key twice, so the fault edits the serialized text.
+    # A Python dict cannot contain a key twice, so the fault edits the serialized YAML text.
     def make(text: str) -> str:
         replicas = app.documents["Deployment"]["spec"]["replicas"]
         line = f"  replicas: {replicas}\n"
@@ -374,7 +374,8 @@ CONFLICTS = (
 class Task:
     """One repair problem.
 
-    broken, good: YAML text with and without the faults. changes: right value by path. spec: keys
+    broken, good: YAML text of the manifests with and without the faults. changes: right value by
+    path. spec: keys
     for the verifier. tags: names of the faults.
     """
 
@@ -396,9 +397,9 @@ def broken_manifests(
 ) -> Sequence[Problem]:
     """Return problems with broken manifests of web applications, for the verifier ``manifests``.
 
-    faults: names of `FAULTS` from which faults are chosen; empty: all names of `FAULTS`.
+    faults: names of the faults to choose from (keys of `FAULTS`); empty means all faults.
     num_faults: number of faults per problem.
-    form: format of the reply, ``manifests`` or ``changes``.
+    form: reply format, ``manifests`` (whole manifests) or ``changes`` (a list of changes).
     """
     names = _check(split, faults, num_faults, form)
 
@@ -421,7 +422,8 @@ def repairs(
     num_faults: int = 1,
     form: str = "manifests",
 ) -> Sequence[Trace]:
-    """Return traces: the prompts of `broken_manifests`, each with its right reply."""
+    """Return traces whose prompts are those of `broken_manifests` and whose completions are
+    right."""
     problems = broken_manifests(size, seed, split, faults, num_faults, form)
     names = _check(split, faults, num_faults, form)
 
@@ -434,7 +436,7 @@ def repairs(
 
 
 def draw_task(random: Random, split: Split, faults: Sequence[str], num_faults: int) -> Task:
-    """Return a random repair problem that belongs to a split."""
+    """Return a random repair problem that belongs to the given split."""
     while True:
         good = application(random)
         chosen = random.sample(faults, num_faults)
@@ -462,9 +464,9 @@ def yaml_text(documents: Any) -> str:
     """Serialize Kubernetes objects as a multi-document YAML text."""
     import yaml
 
-    # PyYAML's writer in C is ten times as fast as its Python writer, but some builds lack it.
+    # PyYAML's C writer is ten times as fast as its Python writer, but is missing in some builds.
     writer = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    # The width keeps each value on one line, since PyYAML by default folds at 80 characters.
+    # PyYAML by default folds lines at 80 characters; the width keeps each value on one line.
     return yaml.dump_all([*documents], Dumper=writer, sort_keys=False, width=10_000)
 
 
@@ -481,8 +483,8 @@ def _check(split: str, faults: Sequence[str], num_faults: int, form: str) -> lis
     if type(num_faults) is not int or not 1 <= num_faults <= most:
         raise DataError(message("num_faults", repr(num_faults), f"1 to {most}"))
     if num_faults > 1 and len(names) < 2 * len(CONFLICTS):
-        # If the list of faults is short, every sample may contain a conflict.
-        # With such a setting, the rejection loop of `draw_task` would never end.
+        # If the list of faults is short, every random choice of faults may contain a conflict.
+        # With faults that always conflict, the rejection loop of `draw_task` would never end.
         clash = next((pair for pair in CONFLICTS if len(pair & {*names}) > 1), None)
         if clash is not None:
             found = " and ".join(sorted(clash & {*names}))

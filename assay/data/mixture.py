@@ -1,4 +1,4 @@
-"""Mixtures: balanced draws from several curricula, one curriculum per mixture part."""
+"""Mixtures of training problems: balanced draws from one curriculum per mixture part."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Draws(Protocol):
         ...
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return the group size of each drawn problem."""
+        """Return the group size (number of completions) of each drawn problem."""
         ...
 
     def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Record the verdicts of drawn problems."""
+        """Record the verdicts of the completions of drawn problems."""
         ...
 
     def draw_again(self, name: str) -> Problem | None:
@@ -43,11 +43,11 @@ class Draws(Protocol):
         ...
 
     def state_copy(self) -> Any:
-        """Return a copy of the current state."""
+        """Return a copy of the current drawing state."""
         ...
 
     def save_state(self, folder: Path | str) -> None:
-        """Write the state to a folder."""
+        """Write the drawing state to a folder."""
         ...
 
     def load_state(self, folder: Path | str) -> None:
@@ -55,19 +55,19 @@ class Draws(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the current step."""
+        """Return the drawing metrics of the current step."""
         ...
 
 
 class MixedCurriculum:
     """Draws problems from the curricula of a mixture's parts, in proportion to the parts' weights.
 
-    The algorithm is smooth weighted round robin. With each drawn prompt, the credit of every part
-    rises by the part's share. The prompt is drawn from the part with the most credit, and this
-    part's credit falls by one. After any number of prompts, a part's number of prompts deviates
-    from its share by less than the number of parts. If parts were chosen at random, the deviation
-    would grow with the square root of the number of prompts. The next draw depends only on the
-    credits and the states of the parts, so a resumed run draws the same problems.
+    Parts are chosen by smooth weighted round robin. With each drawn prompt, every part's credit
+    rises by its share of the mixture. The prompt comes from the part with the highest credit, whose
+    credit then falls by one. After any number of prompts, the prompts of a part differ from its
+    share of them by less than the number of parts. Random choice of parts would let this difference
+    grow with the square root of the number of prompts. The next draw depends only on the credits
+    and the states of the parts, so a resumed run draws the same problems.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class MixedCurriculum:
         self._stopped: set[str] = set()
 
     def draw(self, num_prompts: int, refill: bool = False) -> list[Problem]:
-        """Return the next problems, in the order in which parts were chosen."""
+        """Return the next training problems, in the order in which their parts were chosen."""
         order = [self._next_part() for _ in range(num_prompts)]
         if not refill:
             self._of_step = dict.fromkeys(self._parts, 0)
         drawn: dict[str, list[Problem]] = {}
         for name, part in self._parts.items():
-            # Every part is called, even for zero prompts, so that its curriculum starts a new step.
+            # A part without prompts is called, too, so that its curriculum starts a new step.
             drawn[name] = part.draw(order.count(name), refill)[::-1]
             self._of_step[name] += len(drawn[name])
         return [drawn[name].pop() for name in order]
@@ -102,7 +102,8 @@ class MixedCurriculum:
         return chosen
 
     def group_sizes(self, problems: Sequence[Problem], usual: int) -> list[int]:
-        """Return the group size of each drawn problem, as the problem's mixture part determines."""
+        """Return the group size of each drawn problem, which the problem's mixture part
+        determines."""
         sizes: list[int] = []
         for problem in problems:
             name = self._name_of(problem)
@@ -111,7 +112,7 @@ class MixedCurriculum:
         return sizes
 
     def observe(self, groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Record the verdicts of drawn problems in the curricula of their parts."""
+        """Record the verdicts of drawn problems in the curricula of their mixture parts."""
         pairs = list(zip(groups, verdicts, strict=True))
         for name, part in self._parts.items():
             own = [pair for pair in pairs if self._name_of(pair[0].problem) == name]
@@ -119,13 +120,15 @@ class MixedCurriculum:
             self._look_at(name, [judged for _, judged in own])
 
     def _look_at(self, name: str, verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """Record the pass rates of a part's new groups, and stop the part at limit `stop_above`."""
+        """Record the pass rates of a part's new groups, and stop the part if its limit `stop_above`
+        is reached.
+        """
         for judged in verdicts:
             known = [verdict.correct for verdict in judged if verdict.judged]
             if known:
                 self._recent[name].append(sum(known) / len(known))
-        # A part that reached its limit `stop_above` stays in the set of stopped parts.
-        # If every part of the mixture is in this set, problems of all parts are drawn again.
+        # A part that once reached its limit `stop_above` stays stopped, even at lower rates.
+        # If every part of the mixture is stopped, problems of all parts are drawn again.
         self._recent[name] = self._recent[name][-NUM_RECENT:]
         if self._is_solved(name):
             self._stopped.add(name)
@@ -135,7 +138,7 @@ class MixedCurriculum:
         return limit is not None and len(recent) == NUM_RECENT and sum(recent) >= NUM_RECENT * limit
 
     def draw_again(self, name: str) -> Problem | None:
-        """Return a part's waiting problem with a group id; None: unknown."""
+        """Return a waiting problem of a mixture part by its group id; None if unknown."""
         found = (part.draw_again(name) for part in self._parts.values())
         return next((problem for problem in found if problem is not None), None)
 
@@ -145,7 +148,7 @@ class MixedCurriculum:
         return name
 
     def state_copy(self) -> MixedCurriculum:
-        """Return a copy of the current state, which later draws do not change."""
+        """Return a copy of the mixture's current state, which later draws do not change."""
         other = copy.copy(self)
         other._parts = {name: part.state_copy() for name, part in self._parts.items()}
         other._credits = dict(self._credits)
@@ -155,7 +158,7 @@ class MixedCurriculum:
         return other
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics: each part's share of the step's prompts and its epochs so far.
+        """Return metrics: each part's share of the step's prompts, and the part's epochs so far.
 
         Metrics ``curriculum/...`` are means over the parts, weighted by the number of problems.
         """
@@ -188,10 +191,10 @@ class MixedCurriculum:
             part.save_state(folder / name)
 
     def load_state(self, folder: Path | str) -> None:
-        """Restore a saved state; raises RunError if the parts or their problems differ.
+        """Restore a saved state; raises RunError if the state has other parts or problems.
 
-        Weights may change on resume. The saved credits are restored, so that changed weights have
-        an effect only from the resumed step.
+        Weights may change on resume. Saved credits are restored, so changed weights take effect
+        only from the resumed step on.
         """
         folder = Path(folder)
         path = folder / STATE_FILE
@@ -204,11 +207,11 @@ class MixedCurriculum:
             found, saved = ", ".join(self._parts), ", ".join(state["credits"])
             remedy = "resume with the parts that the run began with"
             raise RunError(message(f"{path} parts", found, saved, remedy))
-        # Credits are restored in this run's order of parts.
-        # This order decides which of two parts with equal credits is drawn first.
+        # The credits are restored in the order in which this run's configuration lists the parts.
+        # If two parts have equal credits, the part that comes first in this order is drawn first.
         self._credits = {name: state["credits"][name] for name in self._parts}
         self._recent = {name: [*state["recent"][name]] for name in self._parts}
-        # If a resumed run removes the limit of a stopped part, the part is drawn again.
+        # If a resumed run has no limit for a stopped part, the part is drawn again.
         limited = {name for name in self._parts if self._settings[name].stop_above is not None}
         self._stopped = limited & {*state["stopped"]}
         self._of_step = dict.fromkeys(self._parts, 0)
@@ -224,10 +227,11 @@ def mixed_curriculum(
     most_drawn: int,
     draws_ahead: bool = False,
 ) -> MixedCurriculum:
-    """Return the curriculum of a mixture, before its first draw.
+    """Return the curriculum of a mixture, in its state before the first draw.
 
-    problems: problem set in which each problem belongs to one part. usual: the configuration
-    ``[curriculum]``, for parts without a curriculum table of their own. most_drawn: expected number
+    problems: all training problems, each of which belongs to one mixture part. usual: the
+    configuration ``[curriculum]``, for parts without their own curriculum table. most_drawn:
+    expected number
     of draws in the run. draws_ahead: see `Curriculum`.
     """
     rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}

@@ -1,4 +1,6 @@
-"""Outcomes of problems: discounted pass counts, and the posterior distribution of pass rates."""
+"""Outcomes of training problems: discounted pass counts, and the posterior distribution of pass
+rates.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ _SAVED = np.dtype([("index", "<i8"), *_COLUMNS.items()])
 
 
 class Outcomes:
-    """Draw counts and verdict counts of all problems, by index.
+    """Number of draws, judged completions and passed completions of each problem, by index.
 
-    passed, judged: counts of completions; forgetting discounts older completions. draws: number of
-    draws of each problem so far, which is part of the problem's next group id. returns_at: for a
-    retired problem, the total number of draws of all problems at which the problem returns; 0 for a
-    problem that is not retired.
+    passed, judged: number of passed and of judged completions per problem; forgetting discounts
+    older completions. draws: number of draws of each problem so far, which is part of the problem's
+    next group id. returns_at: for a retired problem, the total number of draws (of all problems)
+    after which the problem returns; 0 for other problems.
     """
 
     def __init__(self, counts: Floats | None, num_problems: int) -> None:
@@ -38,7 +40,7 @@ class Outcomes:
         self.returns_at = np.zeros(num_problems, np.int64)
 
     def add(self, index: int, num_passed: float, num_judged: float) -> None:
-        """Add the counts of one group of completions."""
+        """Add the passed and judged counts of one group of completions."""
         self.passed[index] += num_passed
         self.judged[index] += num_judged
 
@@ -53,14 +55,17 @@ class Outcomes:
         return (passed.astype(np.float64) + 1.0) / (judged.astype(np.float64) + 2.0)
 
     def chances(self, some: Indices | slice, low: float, high: float) -> Numbers:
-        """Return the probability that each pass rate is between ``low`` and ``high``."""
+        """Return, for each problem, the probability that its pass rate is between ``low`` and
+        ``high``.
+        """
         return chance_within(self.passed[some], self.judged[some], low, high)
 
     def differences(self, some: Indices | slice = ALL) -> Numbers:
         """Return the probability that two completions of a problem get different verdicts.
 
         With the posterior Beta(a, b) of the pass rate p, the probability is E[2 p (1 - p)] = 2 a b
-        / ((a + b) (a + b + 1)). The probability equals 1/3 without observations and is at most 1/2.
+        / ((a + b) (a + b + 1)). The probability equals 1/3 for a problem without observations, and
+        is at most 1/2.
         """
         passed = self.passed[some].astype(np.float64) + 1.0
         failed = self.judged[some].astype(np.float64) + 2.0 - passed
@@ -68,13 +73,15 @@ class Outcomes:
         return 2.0 * passed * failed / (both * (both + 1.0))
 
     def histogram(self) -> Numbers:
-        """Return the share of observed problems per pass-rate bin; empty without observations."""
+        """Return the fraction of observed problems in each pass-rate bin; empty without
+        observations.
+        """
         seen = self.judged > 0
         counts, _ = np.histogram(self.passed[seen] / self.judged[seen], BINS)
         return counts / max(1, counts.sum()) if counts.sum() else np.zeros(0)
 
     def save(self, path: Path) -> None:
-        """Write the outcomes of all problems that were drawn, judged or retired."""
+        """Write the outcomes of all problems that were drawn, judged or retired to a file."""
         index = np.flatnonzero((self.draws > 0) | (self.judged > 0) | (self.returns_at > 0))
         saved = np.empty(len(index), _SAVED)
         saved["index"] = index
@@ -92,15 +99,14 @@ class Outcomes:
 
 
 def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Numbers:
-    """Return the probability that each pass rate is between ``low`` and ``high``.
+    """Return, for each problem, the probability that its pass rate is between ``low`` and ``high``.
 
-    With a uniform prior, the pass rate of a problem with k passes in n completions has the
-    posterior density p^k (1 - p)^(n - k), up to a factor (Beta(k + 1, n - k + 1)). The midpoint
-    rule integrates the density on equal intervals below, within and above the bounds. The error is
-    about 1e-5.
+    Under a uniform prior, k passes in n completions give the pass rate p the density p^k (1 - p)^(n
+    - k) times a constant: Beta(k + 1, n - k + 1). The midpoint rule integrates this density on
+    equal intervals below, within and above the bounds. The error is about 1e-5.
     """
-    # Many problems have equal counts, so each distinct pair of counts is integrated once.
-    # Two float32 values are viewed as one int64, which is a single key for np.unique.
+    # Many problems have equal counts, so each distinct pair (passed, judged) is integrated once.
+    # Viewing two float32 values as one int64 gives np.unique a single key per pair.
     rows = np.stack([passed, judged], axis=-1).astype(np.float32)
     keys, places = np.unique(rows.view(np.int64).ravel(), return_inverse=True)
     pairs = keys.view(np.float32).reshape(-1, 2).astype(np.float64)
@@ -110,8 +116,8 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     middles = (np.arange(_MIDPOINTS) + 0.5) / _MIDPOINTS
     rates = np.concatenate([start + (end - start) * middles for start, end in edges])
     widths = np.repeat([end - start for start, end in edges], _MIDPOINTS)
-    # Bounds at 0 or 1 are skipped, because they make an empty interval, whose midpoint has an
-    # infinite logarithm.
+    # A bound at 0 or 1 makes an empty interval, whose midpoint has an infinite logarithm.
+    # Empty intervals are therefore skipped.
     is_empty = widths <= 0
     log_right = np.log(np.where(is_empty, 0.5, rates))
     log_wrong = np.log1p(-np.where(is_empty, 0.5, rates))
@@ -119,8 +125,7 @@ def chance_within(passed: Floats, judged: Floats, low: float, high: float) -> Nu
     for first in range(0, len(pairs), _AT_ONCE):
         k, n = pairs[first : first + _AT_ONCE, :1], pairs[first : first + _AT_ONCE, 1:]
         logs = k * log_right + (n - k) * log_wrong
-        # The largest log density is subtracted, because exp() would underflow to 0 for large
-        # counts.
+        # exp() would underflow to 0 for large counts, so the largest log density is subtracted.
         mass = np.exp(logs - logs.max(axis=1, keepdims=True)) * widths
         parts = mass.reshape(len(k), 3, _MIDPOINTS).sum(axis=2)
         found[first : first + _AT_ONCE] = parts[:, 1] / parts.sum(axis=1)

@@ -18,9 +18,13 @@ from assay.types import Problem
 NGRAM = 8
 MAX_NAMED = 5
 
-# Numbers keep their separators, because 3.5 is not 35.
-# In scripts without spaces between words (Chinese, Japanese, Korean), each letter is a word.
-# The marks . , ; ? are ignored. Other marks carry meaning in mathematics (+ - ! ' : $).
+# A number keeps its decimal separator, because 3.5 is not 35.
+# Chinese, Japanese and Korean have no spaces between words, so each letter is a word.
+# The marks .
+# , ; ?
+# are ignored.
+# Other marks carry meaning in mathematics (+ - !
+# ' : $).
 _WORD = re.compile(
     r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
 )
@@ -31,8 +35,8 @@ _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": 
 class NearDuplicate:
     """A training problem that nearly repeats a held-out problem.
 
-    train, heldout: locations of the two rows. share: fraction of the held-out question's 8-grams
-    that the training question contains.
+    train, heldout: file and line of the training row and of the held-out row. share: fraction of
+    the held-out question's 8-grams that the training question contains.
     """
 
     train: str
@@ -57,7 +61,7 @@ class OverlapReport:
     contradictions: tuple[tuple[str, str], ...] = ()
 
     def describe(self) -> str:
-        """Return the findings, one per line."""
+        """Return the findings of the overlap check, one per line."""
         lines = [
             f"{self.num_self_answering} of {self.num_prompts} prompts contain their own answer"
             " (common and harmless where the answer is a number)"
@@ -101,12 +105,12 @@ def check_overlap(
     questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
     for problem in heldout:
-        # The held-out set is indexed, because it is smaller than the training set.
-        # Training rows are read one by one and are not stored.
+        # The smaller held-out set is indexed; training rows are compared with the index.
+        # Training rows are read one by one, and their texts are not kept in memory.
         questions.add(normalize(problem))
         num_self_answering += holds_own_answer(problem)
     found: dict[int, NearDuplicate] = {}
-    # A row is stored as two hashes (question and answer), since the texts may not fit in memory.
+    # Only hashes of question and answer are kept per row, since all texts may not fit in memory.
     hashes = np.empty((len(train), 2), np.int64)
     for index, problem in enumerate(train):
         words = normalize(problem)
@@ -134,7 +138,7 @@ def check_overlap(
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
     """Return index pairs of training rows with the same question and different answers."""
-    # A stable sort keeps the order of the file among rows with the same question.
+    # A stable sort keeps rows with the same question in the order of the file.
     order = np.argsort(hashes[:, 0], kind="stable")
     questions, answers = hashes[order].T
     again = (questions[1:] == questions[:-1]) & (answers[1:] != answers[:-1])
@@ -143,10 +147,10 @@ def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Overlap of a text with one indexed question.
+    """Overlap of a text with one question of the index.
 
-    index: index of the question. count: number of distinct n-grams that text and question have in
-    common. of: number of the question's distinct n-grams.
+    index: index of the question. count: number of distinct n-grams that the text and the question
+    have in common. of: number of distinct n-grams of the question.
     """
 
     index: int
@@ -155,16 +159,16 @@ class Shared:
 
     @property
     def share(self) -> float:
-        """Share of the question's n-grams that the text contains."""
+        """Fraction of the question's distinct n-grams that the text contains."""
         return self.count / self.of
 
 
 class Questions:
     """Index of held-out questions, which finds texts with the same words or with common n-grams.
 
-    The index stores a hash of every n-gram of the questions. Searched texts are not stored. n:
-    words per n-gram; None: only equal texts are found. A question of fewer than ``n`` words has no
-    n-gram.
+    The index stores a hash of every n-gram of the held-out questions. Searched texts are not
+    stored. n: number of words per n-gram; None finds only questions with exactly the same words. A
+    question with fewer than ``n`` words has no n-gram.
     """
 
     def __init__(self, n: int | None = NGRAM) -> None:
@@ -174,7 +178,9 @@ class Questions:
         self._sizes: list[int] = []
 
     def add(self, words: tuple[str, ...]) -> None:
-        """Add a question. Questions are numbered from 0 in the order of the calls."""
+        """Add a question. Questions in the index are numbered from 0 in the order in which they
+        were added.
+        """
         index, ngrams = len(self._sizes), set(self._ngrams(words))
         self._exact.setdefault(hash(words), index)
         for ngram in ngrams:
@@ -182,13 +188,12 @@ class Questions:
         self._sizes.append(len(ngrams))
 
     def equal(self, words: tuple[str, ...]) -> int | None:
-        """Return the index of the first question with exactly these words."""
+        """Return the index of the first question that consists of exactly these words."""
         return self._exact.get(hash(words))
 
     def shared(self, words: tuple[str, ...]) -> list[Shared]:
-        """Return the questions that share an n-gram with the text, the largest share first."""
-        # This quick test returns before a set is built, because most texts share no n-gram with a
-        # question.
+        """Return the questions that share an n-gram with the text, by decreasing share."""
+        # Most texts share no n-gram with a question, so this test avoids building a set.
         if self._holders.keys().isdisjoint(self._ngrams(words)):
             return []
         ngrams = set(self._ngrams(words))
@@ -203,8 +208,8 @@ class Questions:
 def normalize(problem: Problem) -> tuple[str, ...]:
     """Return a problem's case-folded words and marks, without spaces and the marks ``. , ; ?``.
 
-    For a chat, the words of all messages except the system message are returned, because short last
-    turns of different chats are often equal.
+    For a chat, the words of all messages except the system message are returned, because different
+    chats often end with the same short turn.
     """
     return words_in(plain_text(problem.prompt))
 
@@ -217,20 +222,20 @@ def plain_text(prompt: Text) -> str:
 
 
 def words_in(text: str) -> tuple[str, ...]:
-    """Return a text's case-folded words and marks; see `normalize`."""
+    """Return the case-folded words and marks of a text, as `normalize` defines them."""
     if not text.isascii():
         text = text.translate(_QUOTES)
     return tuple(_WORD.findall(text.casefold()))
 
 
 def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
-    """Yield the hash of every sequence of ``n`` consecutive words."""
-    # Python salts the hashes of texts per process, so these hashes must never be saved.
+    """Yield a hash for every sequence of ``n`` consecutive words."""
+    # Python salts text hashes in each process, so the hashes must never be saved to a file.
     return map(hash, zip(*(words[start:] for start in range(n)), strict=False))
 
 
 def holds_own_answer(problem: Problem) -> bool:
-    """Whether the prompt contains the spec's answer as a separate word."""
+    """Whether a prompt contains its own answer as a separate word."""
     answer = problem.spec.get("answer")
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         return False
@@ -248,7 +253,9 @@ def holds_own_answer(problem: Problem) -> bool:
 
 
 def _continues(neighbor: str, edge: str) -> bool:
-    """Whether a match is part of a longer word or number, because letters or digits adjoin it."""
+    """Whether letters or digits adjoin a regex match, so that the match is part of a longer word or
+    number.
+    """
     return neighbor.isalnum() and edge.isalnum()
 
 

@@ -1,12 +1,12 @@
 """Built-in generated web pages, about one in six mathematical, for tests of corpus mining.
 
-Row n depends only on the seed and on n. The key ``tags`` contains the true topic of a page. Tests
-compare a miner's selection with ``tags``, so the miner itself must not read the key.
+Row n of a source depends only on its seed and on n. The key ``tags`` contains the true topic of a
+page. Tests compare a miner's selected pages with ``tags``, so a miner must not read ``tags``.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.pages:web?size=20000               pages of about a dozen sites, with URL and tags
-    assay.data.pages:web?size=500&only=steps      pages of a single topic, for a seed corpus
+    assay.data.pages:web?size=20000 yields pages of about a dozen sites, with URL and tags.
+    assay.data.pages:web?size=500&only=steps yields pages of a single topic, for a seed corpus.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WORDS = {"+": "add {}", "-": "take {} away"}
 
 
 def _sum_of(random: Random) -> Chain:
-    # Pages contain sums of both splits, as real web pages contain questions of benchmarks.
-    # Decontamination of these pages therefore has overlaps to find.
+    # Some pages contain sums of the held-out split, as real web pages contain benchmark questions.
+    # Tests of decontamination need such overlaps between pages and benchmarks.
     split = "heldout" if random.random() < 0.2 else "train"
     return draw_chain(random, split, 3, 9, OPERATORS)
 
@@ -109,10 +109,10 @@ SITES: Mapping[str, tuple[str, ...]] = {
 
 @source
 def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -> Sequence[Page]:
-    """Return pages as rows with ``text``, ``url`` and ``tags``.
+    """Return web pages as rows with the keys ``text``, ``url`` and ``tags``.
 
-    only: a single topic (a key of `KINDS`), such as ``steps``. copied: share of pages whose text
-    repeats an earlier page.
+    only: topic of all pages (a key of `KINDS`), such as ``steps``; "" for all topics. copied:
+    fraction of pages that repeat the text of an earlier page.
     """
     if only and only not in KINDS:
         raise DataError(message("only", repr(only), ", ".join(KINDS)))
@@ -120,8 +120,8 @@ def web(size: int = 1000, seed: int = 0, only: str = "", copied: float = 0.05) -
     places = [place for place, kinds in SITES.items() if not only or only in kinds]
 
     def make(index: int) -> Page:
-        # A copy cannot look up the page that it repeats, because rows are generated independently.
-        # A copied page regenerates its text from the earlier row's own seed.
+        # Rows are generated independently, so a copied page cannot look up the earlier page.
+        # A copied page generates its text again, from the random seed of the earlier page.
         origin = index
         while origin and Random(f"copy {seed} {origin}").random() < copied:
             origin //= 2

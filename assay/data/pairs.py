@@ -66,12 +66,12 @@ class Labelled:
 def read_preference(row: Any, where: str, default_id: str) -> Pair | Labelled:
     """Return the pair or labelled completion of a row.
 
-    A row that is a `Pair` or `Labelled` is validated and returned. A pair has ``chosen`` and
-    ``rejected``, both text or both chat messages. The pair's prompt is under ``prompt``,
-    ``question`` or ``problem``, or is the common beginning of both chats. A labelled completion has
-    a ``label`` (true or false), and a prompt and ``completion`` or ``messages`` that end with the
-    assistant. A text transcript (``Human: ...``, blank line, ``Assistant: ...``) is parsed as a
-    chat.
+    A row that is a `Pair` or `Labelled` object is validated and returned. A row of a pair has
+    ``chosen`` and ``rejected``, both text or both chat messages. The prompt of a pair is under
+    ``prompt``, ``question`` or ``problem``, or is the common beginning of both chats. A row of a
+    labelled completion has a ``label`` (true or false), and either a prompt and ``completion``, or
+    ``messages`` that end with the assistant. A text transcript (``Human: ...``, blank line,
+    ``Assistant: ...``) is parsed as a chat.
     """
     if isinstance(row, Pair):
         found = _pair(row.prompt, row.chosen, row.rejected, row.source or where)
@@ -132,10 +132,10 @@ def _num_shared(chosen: Turns, rejected: Turns) -> int:
 
 
 def _prompt_of_both(prompt: Text, shared: Turns, where: str) -> Text:
-    """Combine a row's prompt with the common beginning of its two chats.
+    """Combine a row's prompt with the common beginning of its chosen and rejected chat.
 
     The chats of the chosen and the rejected completion may repeat the prompt. Raises DataError if
-    prompt and chats contradict each other.
+    the prompt and the chats contradict each other.
     """
     if not shared:
         return prompt
@@ -203,10 +203,11 @@ def _checked_prompt(prompt: Any, where: str) -> Text:
 
 
 def as_turns(text: str) -> Turns | None:
-    """Parse a transcript as a chat; None for other text.
+    """Parse a text transcript as a chat; None for text that is no transcript.
 
     A transcript has the format of Anthropic's HH-RLHF data: ``Human: ...``, blank line,
-    ``Assistant: ...``. A trailing empty ``Assistant:`` marks the end of a prompt and is not a turn.
+    ``Assistant: ...``. An empty ``Assistant:`` at the end of a transcript marks the end of a prompt
+    and is not a turn.
     """
     text = text.strip()
     if not text.startswith("Human:"):

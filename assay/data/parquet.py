@@ -1,4 +1,4 @@
-"""Parquet files, read by row group and written in batches to limit memory."""
+"""Parquet files: read one row group at a time and written in batches, to limit memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ParquetRows(Source):
         return ParquetRows, (self.label,)
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, row number from 1, row)."""
+        """Yield (index, row number starting at 1, row) for each row of the file."""
         index = 0
         try:
             with pq.ParquetFile(self.label) as file:
@@ -53,16 +53,15 @@ class ParquetRows(Source):
             raise DataError(f"{self.label}:{index + 1}: cannot be read ({cause(error)})") from error
 
     def parse(self, raw: Any, where: str) -> Any:
-        """Return a row without its null keys."""
-        # A Parquet column has a null for every row without the key, in nested objects too.
+        """Return a Parquet row without its null keys."""
+        # Parquet stores a null for each key that a row lacks, in nested objects too.
         return _present(raw) or {}
 
     def fetch(self, position: int) -> Any:
-        """Return the row at an index."""
+        """Return the row at an index of the file."""
         group = int(np.searchsorted(self._starts, position, side="right")) - 1
         offset = position - int(self._starts[group])
-        # The cached group is returned directly, because another thread that shares the cache could
-        # evict it.
+        # The local variable keeps the row group, which another thread could evict from the cache.
         with self._lock:
             table = self._group(group)
         return table.slice(offset, 1).to_pylist()[0]
@@ -74,8 +73,7 @@ class ParquetRows(Source):
                     self._cache[number] = file.read_row_group(number)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{self.label}: cannot be read ({cause(error)})") from error
-            # If a row group is larger than the limit, it must stay in the cache until its row is
-            # read.
+            # A row group larger than the limit must stay in the cache until its row is read.
             while len(self._cache) > 1 and self._cached_bytes() > CACHE_BYTES:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(number)
@@ -86,12 +84,13 @@ class ParquetRows(Source):
 
 
 def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> None:
-    """Write rows to a Parquet file in two passes: the first infers the schema, the second writes.
+    """Write rows to a Parquet file in two passes: the first pass infers the schema, the second pass
+    writes the rows.
 
-    rows: function that returns a new iterator over the rows. Empty objects are left out. Raises
-    DataError if values of one key have incompatible types.
+    rows: function that returns a new iterator over the rows at each call. Empty objects are left
+    out. Raises DataError if values of one key have incompatible types.
     """
-    # The schema must be known before the first batch is written, and a later batch may add keys.
+    # A later batch may add keys, so the schema must be known before the first batch is written.
     kinds: dict[str, pa.DataType] = {}
     for batch in _batches(rows()):
         for key in dict.fromkeys(key for row in batch for key in row):
@@ -109,14 +108,16 @@ def write_parquet(rows: Callable[[], Iterable[dict[str, Any]]], path: Path) -> N
 
 
 def _batches(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows in batches, without empty objects: Parquet has no struct without fields."""
+    """Yield rows in batches, without empty objects: Parquet does not support a struct without
+    fields.
+    """
     kept = ({key: _present(value) for key, value in row.items()} for row in rows)
     while batch := list(islice(kept, BATCH)):
         yield batch
 
 
 def _present(value: Any) -> Any:
-    """Remove null keys from nested objects; returns None for an empty object."""
+    """Remove null keys from nested objects; the result for an empty object is None."""
     if isinstance(value, dict):
         found = ((key, _present(one)) for key, one in value.items())
         return {key: one for key, one in found if one is not None} or None

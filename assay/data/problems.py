@@ -25,17 +25,17 @@ def load_problems(
     check: Callable[[Problem], None] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> ProblemSet:
-    """Open sources of problems and validate every row, up to ``limit`` rows in all.
+    """Open sources of problems and validate every row, up to ``limit`` rows over all sources.
 
-    check: function that raises VerifierError for a problem that the problem's verifier cannot use,
-    which makes the row bad. tags: tag by source name; the tag becomes the first tag of all rows of
-    the source.
+    check: function that raises VerifierError if the problem's verifier cannot use the problem,
+    which makes the row bad. tags: tag for each source name; the tag becomes the first tag of all
+    rows of the source.
 
-    Sources are `Source` objects or names (`assay.data.sources`). `assay.data.rows` defines the row
-    formats. The default id of a row consists of its file and line. A row with a repeated id is bad.
-    Raises DataError, with the location, for the first bad row unless ``on_bad_row`` is ``skip``.
-    Raises DataError for a source without a valid row, and MissingExtra for ``hf:`` if `datasets` is
-    not installed.
+    Sources are `Source` objects, or names that `assay.data.sources` resolves. `assay.data.rows`
+    defines the row formats. The default id of a row is its file and line. A row counts as bad if an
+    earlier row has the same id. Raises DataError, with file and line, for the first bad row unless
+    ``on_bad_row`` is ``skip``. Raises DataError for a source without a valid row, and MissingExtra
+    for ``hf:`` if `datasets` is not installed.
     """
     opened = [
         _TaggedSource(one, tags[one]) if isinstance(one, str) and tags and one in tags else one
@@ -59,7 +59,7 @@ class _TaggedRow:
 
 
 class _TaggedSource(Source):
-    """A source that adds one tag to all its rows, before the rows' own tags."""
+    """Row source that adds one tag to the start of each row's tags."""
 
     def __init__(self, name: str, tag: str) -> None:
         self._source = open_source(name)
@@ -83,7 +83,7 @@ def _read_tagged(row: Any, where: str, default_id: str) -> Problem:
     if not isinstance(row, _TaggedRow):
         return read_problem(row, where, default_id)
     problem = read_problem(row.row, where, default_id)
-    # The source's tag is put first, because the first matching tag decides on the mixture part.
+    # The first matching tag of a row decides on its mixture part, so the source's tag is first.
     own = (tag for tag in problem.tags if tag != row.tag)
     return dataclasses.replace(problem, tags=(row.tag, *own))
 
@@ -91,8 +91,8 @@ def _read_tagged(row: Any, where: str, default_id: str) -> Problem:
 def check_spec(problem: Problem, check: Callable[[Problem], None]) -> None:
     """Run a check, and convert its VerifierError to a DataError with the problem's location.
 
-    An error of the default verifier that does not name a row stays a VerifierError, because the
-    configuration causes the error and not a row.
+    If the error of the default verifier does not name a row, its cause is the configuration, and
+    the error stays a VerifierError.
     """
     try:
         check(problem)

@@ -1,13 +1,13 @@
 """Built-in generated requests to greet or thank a person: general prompts to mix with sums.
 
-Row n depends only on the seed and on n. A hash of the person's name assigns each row to the train
-or heldout split, as in `assay.data.tasks`.
+Row n of a source depends only on its seed and on n. A hash of the person's name assigns each row to
+the train or heldout split, as in `assay.data.tasks`.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.requests:requests?size=2000&split=train     problems such as "Greet Bado."
-    assay.data.requests:replies?size=2000&helpful=0.4      traces, some with an insult
-    assay.data.requests:preferences?size=2000              pairs of a helpful and another answer
+    assay.data.requests:requests?size=2000&split=train yields problems such as "Greet Bado."
+    assay.data.requests:replies?size=2000&helpful=0.4 yields traces, some with an insult.
+    assay.data.requests:preferences?size=2000 yields pairs of a helpful and another answer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def replies(
     """Return traces such as ``<think>Bado is a friend</think>Hello, Bado!``.
 
     helpful: share of helpful answers. An unhelpful answer omits the name, uses another name, or
-    thanks a person instead of greeting them (or the reverse). harmless: share of harmless thoughts.
-    A harmful thought insults the person.
+    greets instead of thanking (or the reverse). harmless: share of harmless thoughts. A harmful
+    think block insults the person whom the request names.
     """
     check_split(split)
     check_share("helpful", helpful)
@@ -87,7 +87,7 @@ def preferences(
 
 
 def _drawn(random: Random, split: Split) -> tuple[str, str]:
-    """Return a random verb and a random name that belongs to the split."""
+    """Return a random request (a verb and a name) that belongs to the given split."""
     verb = random.choice(list(HELPFUL))
     while True:
         syllables = (random.choice("bdfgklmnprstvz") + random.choice("aeiou") for _ in range(2))
@@ -102,8 +102,7 @@ def _answer(random: Random, verb: str, name: str, split: Split, helpful: bool) -
     other_verb, other_name = _drawn(random, split)
     if other_verb != verb:
         return HELPFUL[other_verb].format(name)
-    # The names are compared, because an answer with a different name would be wrong, and one with
-    # the same name helpful.
+    # The wrong answer of a pair must contain another name; the same name would make it helpful.
     if other_name == name or random.random() < 0.5:
         return random.choice(("No.", "Who?", "Hello.", "Well."))
     return HELPFUL[verb].format(other_name)

@@ -1,7 +1,7 @@
-"""Convert rows that carry their reward: Tulu 3 (RLVR), verl (DAPO) and SYNTHETIC-1 and -2.
+"""Convert rows that name their reward function: Tulu 3 (RLVR), verl (DAPO), SYNTHETIC-1 and -2.
 
-The rows of such a set need different verifiers, so the reader sets the verifier of each row that
-the default ``math`` does not judge. ``data.verifier`` decides on the rows of mathematics.
+Rows of such a data set need different verifiers, so the reader sets the verifier of each row that
+is not mathematics. For rows of mathematics, the setting ``data.verifier`` decides.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from assay.data.benchmark_rows import add_tags
 from assay.data.code_rows import put_tests
 from assay.errors import DataError, message
 
-# Constraints of Tulu 3, which IFEval checks under other names: (id, {our argument: their name}).
-# A number N with "at most" or "around" becomes two instructions: see `_bounds`.
+# IFEval has Tulu 3's constraints under other names: (id, {our argument: Tulu's argument}).
+# A constraint "at most N" or "around N" becomes two instructions, as `_bounds` computes.
 _CONSTRAINTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "verify_keywords": ("keywords:existence", {"keywords": "keyword_list"}),
     "verify_keyword_frequency": ("keywords:frequency", {"keyword": "word", "frequency": "N"}),
@@ -67,7 +67,7 @@ _CONSTRAINTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "validate_quotation": ("startend:quotation", {}),
     "validate_no_commas": ("punctuation:no_comma", {}),
 }
-# Instructions whose number has a relation: (argument of the number, argument of the relation).
+# Instructions with a number and a relation: (argument of the number, argument of the relation).
 _RELATIONS = {
     "keywords:frequency": ("frequency", "relation"),
     "keywords:letter_frequency": ("let_frequency", "let_relation"),
@@ -78,9 +78,9 @@ _RELATIONS = {
 
 
 def read_tulu(row: dict[str, Any], where: str) -> None:
-    """Convert a row with messages, a ground truth and the name of its data set.
+    """Convert a Tulu 3 row, which has messages, a ground truth and the name of its data set.
 
-    Messages of the assistant after the last user message are removed: they are a solution.
+    Assistant messages after the last user message are a solution, and are removed.
     """
     turns = row.pop("messages")
     if isinstance(turns, list | tuple):
@@ -112,17 +112,17 @@ def read_tulu(row: dict[str, Any], where: str) -> None:
 
 
 def is_verl(row: Mapping[str, Any]) -> bool:
-    """Whether a row's reward model has a ground truth."""
+    """Whether the reward model in a verl row has a ground truth."""
     reward = row.get("reward_model")
     return isinstance(reward, Mapping) and "ground_truth" in reward
 
 
 def read_verl(row: dict[str, Any], where: str) -> None:
-    """Convert a verl row. The form of the ground truth decides on the verifier.
+    """Convert a verl row. The format of the ground truth determines the verifier.
 
-    The index in ``extra_info`` is not used as id, because DAPO-Math-17k repeats its rows.
+    DAPO-Math-17k repeats its rows, so the index in ``extra_info`` is not used as the id.
     """
-    # The key stays in the spec, where a user's own reward function may read it.
+    # Unknown keys of a row stay in the spec, where a user's reward function may read them.
     reward = row["reward_model"]
     truth, place = reward["ground_truth"], f"{where} reward_model.ground_truth"
     add_tags(row, row.pop("data_source", None), row.pop("ability", None))
@@ -143,7 +143,7 @@ def read_verl(row: dict[str, Any], where: str) -> None:
 
 
 def read_synthetic(row: dict[str, Any], where: str) -> None:
-    """Convert a row of SYNTHETIC-1, SYNTHETIC-2 or Open-R1's verifiable programs."""
+    """Convert a row of SYNTHETIC-1, SYNTHETIC-2 or Open-R1's verifiable coding problems."""
     place = f"{where} verification_info"
     info = _literal(row.pop("verification_info"))
     if not isinstance(info, Mapping):
@@ -193,7 +193,7 @@ def _put_text(row: dict[str, Any], truth: Any, place: str) -> None:
 
 def _put_code(row: dict[str, Any], truth: Any, place: str) -> None:
     tests = _literal(truth)
-    # A list of one test is a single ground truth, which is unpacked before the tests are read.
+    # If the ground truth is a list with a single test, the list is unpacked first.
     tests = [tests] if isinstance(tests, str | Mapping) and _is_test(tests) else tests
     if not isinstance(tests, list) or not tests or not all(map(_is_test, tests)):
         accepted = 'a list of asserts, or of {"input", "output"}'
@@ -208,7 +208,9 @@ def _put_code(row: dict[str, Any], truth: Any, place: str) -> None:
 
 
 def _put_programs(row: dict[str, Any], info: Mapping[str, Any], place: str) -> None:
-    """Set the tests of a program: ``{"inputs", "outputs"}``, or a list of inputs and outputs."""
+    """Set the tests of a program from ``{"inputs", "outputs"}``, or from a list of inputs and
+    outputs.
+    """
     tests, language = _literal(info["test_cases"]), info.get("language") or "python"
     if isinstance(tests, Mapping):
         put_tests(row, tests, f"{place}.test_cases")
@@ -262,7 +264,7 @@ def _put_instructions(row: dict[str, Any], truth: Any, place: str) -> None:
 
 
 def _constraints_of(value: Any) -> Sequence[Mapping[str, Any]]:
-    """Return the constraints in a ground truth, or ()."""
+    """Return the constraints in a ground truth of Tulu 3, or ()."""
     many = [value] if isinstance(value, Mapping) else value
     keys = ("func_name", "instruction_id")
     if isinstance(many, list) and all(
@@ -273,7 +275,7 @@ def _constraints_of(value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _instructions_of(given: Mapping[str, Any], place: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return IFEval's instructions for one constraint of Tulu 3."""
+    """Return the IFEval instructions that together equal one constraint of Tulu 3."""
     name = given["func_name"]
     if name not in _CONSTRAINTS:
         accepted = f"one of {', '.join(_CONSTRAINTS)}"
@@ -287,7 +289,7 @@ def _instructions_of(given: Mapping[str, Any], place: str) -> list[tuple[str, di
     if id not in _RELATIONS:
         return [(id, table)]
     number, relation = _RELATIONS[id]
-    # Without a quantifier, the frequencies of keywords and letters mean exactly N.
+    # In Tulu 3, keyword and letter frequencies without a quantifier mean exactly N.
     return [
         (id, {**table, number: count, relation: word})
         for word, count in _bounds(given.get("quantifier") or "exactly", table[number], place)
@@ -295,9 +297,9 @@ def _instructions_of(given: Mapping[str, Any], place: str) -> list[tuple[str, di
 
 
 def _bounds(quantifier: str, count: Any, place: str) -> list[tuple[str, int]]:
-    """Return (relation, number) of the instructions that together mean a quantifier and a number.
+    """Return the (relation, number) pairs of instructions that express a quantifier and a number.
 
-    "around" accepts a tenth of the number more or less, and at least one, as Tulu 3 does.
+    As in Tulu 3, "around N" accepts a deviation of a tenth of N, and of at least one.
     """
     if type(count) is not int:
         raise DataError(message(place, f"N of {count!r}", "a whole number"))
@@ -315,7 +317,9 @@ def _bounds(quantifier: str, count: Any, place: str) -> list[tuple[str, int]]:
 
 
 def _literal(value: Any) -> Any:
-    """Parse text as JSON or as a Python literal; other values and texts are returned."""
+    """Parse text as JSON or as a Python literal; other text, and values that are not text, are
+    returned unchanged.
+    """
     if isinstance(value, str):
         for read in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, RecursionError, MemoryError):

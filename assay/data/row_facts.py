@@ -20,11 +20,12 @@ _SHOWN_NAMES = 12
 
 @dataclass(frozen=True)
 class RowFacts:
-    """Difficulty and sampling weight of all problems, by index; unused fields are None.
+    """Difficulty and sampling weight of all problems, by index; a field that no setting uses is
+    None.
 
-    hardness: sort key of the order easy_to_hard; larger is harder. counts: array of shape (2,
-    problems) with the passed and the judged completions that the rows record. weights: relative
-    sampling frequency.
+    hardness: sort key for the order easy_to_hard; a higher value means a harder problem. counts:
+    array of shape (2, problems) with the passed and the judged completions that rows report as
+    difficulty. weights: relative sampling frequency.
     """
 
     hardness: Floats | None = None
@@ -33,7 +34,8 @@ class RowFacts:
 
 
 class FactReader:
-    """Reads difficulty and weight from rows, and records which configured weights match a row."""
+    """Reads difficulty and weight of rows, and records which configured weights apply to any
+    row."""
 
     def __init__(self, settings: CurriculumConfig) -> None:
         self.settings = settings
@@ -43,17 +45,17 @@ class FactReader:
         self._names: dict[str, None] = {}
 
     def check(self, problem: Problem) -> None:
-        """Raise DataError, naming row and key, for a row with an invalid difficulty label."""
+        """Raise DataError, with the row and the key, for an invalid difficulty label."""
         self._hardness(problem)
         self._weight(problem)
 
     def check_names(self, num_rows: int) -> None:
-        """Raise ConfigError for a configured weight that matches none of the ``num_rows`` rows.
+        """Raise ConfigError for a configured weight that applies to none of the ``num_rows`` rows.
 
-        The check does nothing if fewer than ``num_rows`` rows were read.
+        The check is skipped if fewer than ``num_rows`` rows have been read.
         """
         # Rows of reasoning-gym are generated only when a run draws the rows.
-        # Before all rows are read, it is unknown whether a configured weight matches a row.
+        # Until all rows are read, a configured weight may still match a later row.
         if self._num_read < num_rows:
             return
         for name in self.settings.weights:
@@ -64,10 +66,10 @@ class FactReader:
                 raise ConfigError(message("curriculum.weights", f'"{name}"', accepted))
 
     def read(self, problems: Sequence[Problem], check_names: bool = True) -> RowFacts:
-        """Read difficulty and weight of all problems in one pass.
+        """Read the difficulty and the sampling weight of all problems in one pass.
 
-        check_names: whether to call `check_names`. False is for ``problems`` that are a subset of
-        the configured rows, because a subset need not match every weight.
+        check_names: whether to call `check_names`. False is meant for a subset of the configured
+        rows, which need not match every weight.
         """
         if not self.reads:
             return RowFacts()
@@ -88,7 +90,7 @@ class FactReader:
         )
 
     def _weight(self, problem: Problem) -> float:
-        # The weights multiply, because a row may match its source and several of its tags.
+        # The weights of a row's source and tags multiply, because a row may match several weights.
         weight = 1.0
         self._num_read += 1
         for name in (*problem.tags, problem.source.rpartition(":")[0]):
@@ -118,8 +120,8 @@ class FactReader:
             passed, judged = value.get("passed"), value.get("judged")
             if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
                 raise complaint(problem.place, label, value, kinds)
-            # The hardness is the posterior mean under a uniform prior, which would rate 1 failure
-            # of 1 as easier than 8 of 8.
+            # The failure rate does not distinguish 1 failure of 1 from 8 failures of 8.
+            # The posterior mean under a uniform prior rates 8 failures of 8 as harder.
             return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
         if not by_order or not _is_number(value):
             raise complaint(problem.place, label, value, kinds)
@@ -127,14 +129,14 @@ class FactReader:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    # The type is compared exactly, because isinstance would accept booleans as integers.
+    # isinstance would accept a boolean as an integer, so the type is compared exactly.
     return type(value) in (int, float) and math.isfinite(value)
 
 
 def _number_in_tags(label: str, tags: Sequence[str]) -> float | None:
     """Return the number in a tag ``LABEL-NUMBER``, or None: 5.0 for ``level`` and ``level-5``.
 
-    `read_problem` writes such tags from the levels of MATH rows.
+    `read_problem` writes such tags from the levels of MATH rows, for example ``level-5``.
     """
     for tag in tags:
         name, _, number = tag.rpartition("-")

@@ -1,13 +1,13 @@
 """Row formats of problems, and conversion of rows to problems.
 
-`assay.data.forms` has the published forms, and this module reads Assay's own form, GSM8K and MATH.
-A key with the value ``null`` counts as absent. Row keys without a meaning in the row's form become
-part of the problem's spec, which the policy never sees.
+Published forms are in `assay.data.forms`; this module reads Assay's own form, GSM8K and MATH. A key
+with the value ``null`` counts as absent. Keys to which a row's form gives no meaning become part of
+the problem's spec, which the policy never sees.
 
-    {"id", "prompt": text | messages, "verifier", "answer" or other spec keys, "tags", "think",
-     "effort"}                                               Assay
-    {"question", "answer": "TEXT #### 1,234"}                GSM8K
-    {"problem", "answer" | "solution", "type", "level"}      MATH
+    Assay's rows have {"id", "prompt": text | messages, "verifier", "answer" or other spec keys,
+    "tags", "think", "effort"}.
+    GSM8K's rows have {"question", "answer": "TEXT #### 1,234"}.
+    MATH's rows have {"problem", "answer" | "solution", "type", "level"}.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Text = str | tuple[Message, ...]
 
 
 def read_problem(row: Any, where: str, default_id: str) -> Problem:
-    """Return the problem of a row; a row that is a `Problem` is validated and returned.
+    """Return the problem of a row; a row that is already a `Problem` is validated and returned.
 
-    Raises DataError, whose text begins with ``where`` and the key, for an invalid row.
+    Raises DataError for an invalid row; the message begins with ``where`` and the key.
     """
     if isinstance(row, Problem):
         return _read_finished(row, where)
@@ -66,7 +66,7 @@ def read_problem(row: Any, where: str, default_id: str) -> Problem:
 
 
 def problem_row(problem: Problem) -> dict[str, Any]:
-    """Return a problem as a row, from which `read_problem` restores the problem."""
+    """Convert a problem to a row, from which `read_problem` restores the problem."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else list(map(dict, problem.prompt))
     row: dict[str, Any] = {"id": problem.id, "prompt": prompt, **problem.spec}
     row |= {"verifier": problem.verifier} if problem.verifier is not None else {}
@@ -77,7 +77,9 @@ def problem_row(problem: Problem) -> dict[str, Any]:
 
 
 def copy_row(row: Any, where: str) -> dict[str, Any]:
-    """Copy a row without its null keys; a `Problem`, `Trace` or other dataclass becomes a dict."""
+    """Copy a row without its null keys; a `Problem`, `Trace` or other dataclass is converted to a
+    dict.
+    """
     if isinstance(row, Problem):
         row = problem_row(row)
     elif dataclasses.is_dataclass(row) and not isinstance(row, type):
@@ -92,7 +94,7 @@ def copy_row(row: Any, where: str) -> dict[str, Any]:
 
 
 def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted: str) -> str:
-    """Return the first key in ``names`` that a row has; raises DataError if the row has none."""
+    """Return the first of ``names`` that is a key of the row; raises DataError if there is none."""
     for name in names:
         if name in row:
             return name
@@ -103,7 +105,7 @@ def key_among(names: Sequence[str], row: Mapping[str, Any], where: str, accepted
 
 
 def prompt_of(row: Mapping[str, Any], where: str) -> Text:
-    """Return the prompt of a row, which is under one of `PROMPT_KEYS`."""
+    """Return the prompt of a row, which has one of the keys in `PROMPT_KEYS`."""
     key = key_among(PROMPT_KEYS, row, where, _PROMPT_FORMS)
     return read_prompt(row[key], where, key)
 
@@ -114,7 +116,7 @@ def prompt_and_completion(
     names: Sequence[str] = COMPLETION_KEYS,
     given: Sequence[str] = ("prompt",),
 ) -> tuple[Text, str]:
-    """Return the prompt and the completion of a row.
+    """Return the prompt and the completion of a training row.
 
     ``messages`` that end with the assistant supply the prompt and the completion, unless the row
     has a key in ``given``. Raises DataError for a row without a prompt or completion.
@@ -126,8 +128,8 @@ def prompt_and_completion(
             raise complaint(where, "messages", row["messages"], accepted)
         last: Mapping[str, Any] = turns[-1]
         if last.get("tool_calls"):
-            # Messages with tool calls are refused: the loss covers only the message's content, so
-            # the calls would be lost silently.
+            # The loss covers only a message's content, so tool calls would be lost silently.
+            # Messages with tool calls are therefore refused.
             accepted = "a last message whose content holds all that is trained on, its calls too"
             raise complaint(where, "messages", {"tool_calls": last["tool_calls"]}, accepted)
         return turns[:-1], check_completion(reply_text(turns[-1]), where, "messages")
@@ -137,7 +139,7 @@ def prompt_and_completion(
 
 
 def check_completion(value: Any, where: str, key: str) -> str:
-    """Return a completion's text; raises DataError if it is blank or not text."""
+    """Return the completion in a row; raises DataError if it is blank or not text."""
     if not isinstance(value, str) or not value.strip():
         raise complaint(where, key, value, "text that is not blank")
     check_text(value, where, key)
@@ -145,7 +147,7 @@ def check_completion(value: Any, where: str, key: str) -> str:
 
 
 def reply_text(turn: Message) -> str:
-    """Return a message's text, preceded by its separate reasoning in a think block, if any."""
+    """Return the text of a chat message; separate reasoning precedes it in a think block."""
     # Model servers and data sets name the reasoning of a message differently.
     thoughts = (turn.get(key) for key in ("reasoning_content", "reasoning", "thinking"))
     thought = next(filter(None, thoughts), "").strip("\n")
@@ -156,7 +158,8 @@ def reply_text(turn: Message) -> str:
 def read_think_and_effort(think: Any, effort: Any, where: str) -> dict[str, Any]:
     """Validate a row's think mode and effort, and return a dict of both, which may be None.
 
-    The configuration (`sampling.efforts`) defines the efforts, so any name is accepted here.
+    Any effort name is accepted here, because the configuration (`sampling.efforts`) defines the
+    efforts.
     """
     if think is not None and think not in get_args(ThinkMode):
         raise complaint(where, "think", think, " or ".join(map(repr, get_args(ThinkMode))))
@@ -166,7 +169,7 @@ def read_think_and_effort(think: Any, effort: Any, where: str) -> dict[str, Any]
 
 
 def appended(prompt: Any, text: str) -> Any:
-    """Append a text to a prompt, or to the last user turn of a chat."""
+    """Append a text to a prompt; in a chat, the text is appended to the last user turn."""
     if isinstance(prompt, str):
         return f"{prompt}{text}"
     turns = [dict(turn) for turn in prompt]
@@ -196,11 +199,13 @@ def read_prompt(value: Any, where: str, key: str) -> Text:
 
 
 def check_text(text: str, where: str, key: str) -> None:
-    """Raise DataError for text that is too long or that UTF-8 cannot encode (lone surrogates)."""
+    """Raise DataError for text that is too long, or that has lone surrogates, which UTF-8 cannot
+    encode.
+    """
     if len(text) > MAX_CHARACTERS:
         found, accepted = f"{len(text):,} characters", f"at most {MAX_CHARACTERS:,}"
         raise DataError(message(f"{where} {key}", found, accepted, "shorten it"))
-    # A Python string knows whether it is ASCII, so `isascii` does not read the text.
+    # Python strings store whether they are ASCII, so `isascii` does not scan the text.
     if text.isascii():
         return
     try:
@@ -210,12 +215,12 @@ def check_text(text: str, where: str, key: str) -> None:
 
 
 def complaint(where: str, key: str, found: Any, accepted: str) -> DataError:
-    """Return the error ``file.jsonl:12 key: found ...; accepted: ...``."""
+    """Return an error such as ``file.jsonl:12 key: found ...; accepted: ...``."""
     return DataError(message(f"{where} {key}", shown(found), accepted))
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: its repr, truncated."""
+    """Return the truncated repr of a value, for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
@@ -241,7 +246,7 @@ def _read_id(spec: dict[str, Any], where: str, default_id: str) -> str:
 
 
 def read_tags(value: Any, where: str) -> tuple[str, ...]:
-    """Return a row's tags from a list of texts or a single text."""
+    """Return the tags of a row, which are a list of texts or a single text."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, Sequence) and all(isinstance(tag, str) for tag in value):
@@ -250,7 +255,9 @@ def read_tags(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _take_final_answer(spec: dict[str, Any], where: str) -> None:
-    """Set a GSM8K answer to the text after the last ``####``, without thousands separators."""
+    """Set the answer of a GSM8K row to the text after the last ``####``, without thousands
+    separators.
+    """
     answer = spec.get("answer")
     if not isinstance(answer, str) or "####" not in answer:
         return
@@ -263,7 +270,7 @@ def _take_final_answer(spec: dict[str, Any], where: str) -> None:
 def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
     r"""Convert the keys of a MATH row, and return its type and level as tags.
 
-    If the row has no answer, the last ``\boxed{...}`` of its solution becomes the answer.
+    If a MATH row has no answer, the last ``\boxed{...}`` of the solution becomes the answer.
     """
     if "answer" not in spec and isinstance(solution := spec.get("solution"), str):
         boxed = last_box(solution)
@@ -281,7 +288,7 @@ def _take_competition_keys(spec: dict[str, Any]) -> tuple[str, ...]:
 
 
 def last_box(text: str) -> str | None:
-    r"""Return the content of the last ``\boxed{...}``; None if missing or unclosed."""
+    r"""Return the content of the last ``\boxed{...}`` in a text; None if missing or unclosed."""
     # Braces nest, as in \boxed{\frac{1}{2}}, so a regular expression cannot find the end.
     start = text.rfind(r"\boxed{")
     if start < 0:

@@ -1,7 +1,7 @@
 """Lazy sequence of rows over several sources: rows are validated once and parsed on access.
 
-One pass validates every row and stores two 8-byte integers per row: the row's position in its
-source and its display number. A set of a million rows therefore takes about 16 MB.
+One pass validates every row and stores two 8-byte integers per row: the position in its source and
+the row number for messages. A set of a million rows therefore takes about 16 MB.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_KEPT_COMPLAINTS = 1000
 
 
 class RowSet(Sequence[Row], Generic[Row]):
-    """Rows of several sources as one sequence, created by `load_rows`.
+    """Rows of several sources as one sequence, which `load_rows` creates.
 
-    skipped: errors of the skipped rows, at most a thousand. num_skipped: number of skipped rows.
+    skipped: errors of skipped bad rows, at most a thousand. num_skipped: number of skipped rows.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RowSet(Sequence[Row], Generic[Row]):
         return shelf.row(row - (self._ends[number] - len(shelf)), self._read)
 
     def select(self, indices: Iterable[int]) -> Self:
-        """Return the subset of rows at ``indices``, in the order of ``indices``."""
+        """Return a row set with the rows at ``indices``, in the order of ``indices``."""
         # A subset is an index array over the same sources, so selecting copies no row.
         chosen = np.fromiter(indices, np.int64)
         other = type(self).__new__(type(self))
@@ -72,14 +72,14 @@ class RowSet(Sequence[Row], Generic[Row]):
         return other
 
     def with_skipped(self, complaints: Collection[str]) -> Self:
-        """Return a copy of this set that records further errors of skipped rows."""
+        """Return a copy of this row set that records further errors of skipped rows."""
         other = self.select(range(len(self)))
         other.skipped = [*self.skipped, *complaints][:MAX_KEPT_COMPLAINTS]
         other.num_skipped = self.num_skipped + len(complaints)
         return other
 
     def counts(self) -> list[tuple[str, int]]:
-        """Return (label, number of rows) of each source."""
+        """Return (label, number of rows) for each source of the row set."""
         rows = range(len(self)) if self._chosen is None else self._chosen
         shelf_of_row = np.searchsorted(self._ends, rows, side="right")
         counts = np.bincount(shelf_of_row, minlength=len(self._shelves)).tolist()
@@ -95,10 +95,10 @@ class RowSet(Sequence[Row], Generic[Row]):
 
 @dataclass
 class AcceptedRows:
-    """Positions of the valid rows of one source.
+    """Positions of all valid rows in one source.
 
-    name: prefix of default row ids. positions: position of each row in the source. numbers: display
-    number of each row.
+    name: prefix of the source's default row ids. positions: position in the source of each valid
+    row. numbers: row number for messages of each valid row.
     """
 
     source: Source
@@ -110,7 +110,7 @@ class AcceptedRows:
         return len(self.positions)
 
     def row(self, row: int, read: Callable[[Any, str, str], Row]) -> Row:
-        """Fetch and parse the row at an index of the sequence."""
+        """Read and parse the row at an index of the row set."""
         number = self.numbers[row]
         where = f"{self.source.label}:{number}"
         raw = self.source.fetch(self.positions[row])
@@ -118,7 +118,7 @@ class AcceptedRows:
 
 
 class _Loading:
-    """State of the validating pass over all rows: accepted rows, hashes of row keys, and errors."""
+    """State of the pass that validates all rows: accepted rows, hashes of row keys, and errors."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class _Loading:
         for position, number, raw in source.scan():
             where, row_name = f"{source.label}:{number}", f"{name}:{number}"
             if raw is UNREAD:
-                # Reading an `UNREAD` row would generate the row, so the row is not read here.
-                # If the row was not read, its default id must still be unique.
+                # Reading an `UNREAD` row would generate it, so only its default id is checked.
+                # The default id of a row that was not read must still be unique.
                 row_key = row_name
             else:
                 try:
@@ -163,9 +163,8 @@ class _Loading:
                 row_key = key(row) if key else ""
             shelf.positions.append(position)
             shelf.numbers.append(number)
-            # Hashes of row keys take 8 bytes per row.
-            # The set holds hashes, because a set of the keys themselves would keep every row id in
-            # memory.
+            # A hash takes 8 bytes per row.
+            # A set of the keys themselves would keep every row id in memory.
             if key:
                 self.hashes.append(hash(row_key))
             self.num_accepted += 1
@@ -179,14 +178,14 @@ class _Loading:
             raise DataError(message(source.label, found, "at least one good row", first))
 
     def repeated(self, rows: RowSet[Any]) -> Iterator[tuple[int, DataError]]:
-        """Yield (index, error) for each row that repeats the key of an earlier row."""
+        """Yield (index, error) for each row whose key equals the key of an earlier row."""
         assert self.key is not None
         hashes = np.frombuffer(self.hashes, np.int64)
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
         suspects = np.unique(np.concatenate([order[same], order[same + 1]]))
         first_of: dict[str, Any] = {}
-        # Equal hashes do not prove equal keys, so rows with equal hashes are read and compared.
+        # Different keys may have equal hashes, so the keys themselves are read and compared.
         for index in suspects.tolist():
             row = rows[index]
             row_key = self.key(row)
@@ -206,12 +205,13 @@ def load_rows(
     on_bad_row: OnBadRow = "stop",
     limit: int | None = None,
 ) -> RowSet[Row]:
-    """Open the sources and validate up to ``limit`` rows in one pass.
+    """Open row sources, and validate up to ``limit`` rows in one pass.
 
-    ``read(row, where, default_id)`` parses a row or raises DataError. ``key`` returns a row's key;
-    a row with a repeated key is bad. ``check`` raises DataError for faults that ``read`` does
-    not detect. ``check`` runs once per row, whereas ``read`` runs on every access. Raises DataError
-    for the first bad row if ``on_bad_row`` is ``stop``, and for a source without a valid row.
+    ``read(row, where, default_id)`` parses a row, and raises DataError for a bad row. ``key``
+    returns the key of a row; a row counts as bad if an earlier row has the same key. ``check``
+    raises DataError for a fault of a row that ``read`` does not detect. ``check`` runs once per
+    row, whereas ``read`` runs each time a row is accessed. Raises DataError for a source without a
+    valid row, and, if ``on_bad_row`` is ``stop``, for the first bad row.
     """
     if isinstance(sources, str) or not sources:
         raise DataError(message("sources", repr(sources), "a list of at least one source"))
@@ -232,8 +232,10 @@ def load_rows(
 
 
 def _short_names(sources: Sequence[str]) -> list[str]:
-    """Return the prefix of default ids for each source: its short name if unique, else its name."""
-    # Default ids appear in rollouts and reports, where a full path or query would be too long.
+    """Return the prefix of default row ids for each source: its short name if unique, or else its
+    full name.
+    """
+    # Default row ids appear in rollouts and reports, where a full path would be too long.
     if len(set(sources)) < len(sources):
         twice = next(text for text in sources if list(sources).count(text) > 1)
         raise DataError(message(twice, "the same source twice", "each source once"))

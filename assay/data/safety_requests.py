@@ -1,16 +1,16 @@
-"""Built-in generated requests for safety training: harmful, borderline and harmless.
+"""Built-in generated requests for safety training: harmful, borderline and harmless requests.
 
-The requests cover the twelve categories of the safety policy (`assay.verify.safety.policy`), in
-general words. Row n depends only on the seed and on n. A hash of the prompt assigns each row to the
-train or heldout split, so held-out requests have known topics in unknown words and for unknown
-people.
+The requests cover the twelve categories of the shipped safety policy
+(`assay.verify.safety.policy`), in general words. Row n of a source depends only on its
+seed and on n. A hash of the prompt assigns each row to the train or heldout split. Held-out
+requests therefore have the topics of training in other words and for other people.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.safety_requests:requests?kind=harmful     problems for ``safety``
-    assay.data.safety_requests:helpful_replies           traces that comply with every request
-    assay.data.safety_requests:policy_traces?right=0.7   traces that cite the policy's clauses
-    assay.data.safety_requests:refusals                  traces that refuse, without the policy
+    assay.data.safety_requests:requests?kind=harmful yields harmful requests for ``safety``.
+    assay.data.safety_requests:helpful_replies yields traces that comply with every request.
+    assay.data.safety_requests:policy_traces?right=0.7 yields traces that cite the policy's clauses.
+    assay.data.safety_requests:refusals yields traces that refuse, without the policy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REQUIRED: Mapping[Treatment, str] = {
 class Request:
     """A request: its prompt, topic, category and kind.
 
-    word: a word that a helpful answer to a harmless request contains; "" for other kinds.
+    word: a word that a helpful answer to a harmless request contains; "" for other requests.
     """
 
     prompt: str
@@ -68,7 +68,8 @@ class Request:
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Return the keys that the verifier ``safety`` reads, the clause included."""
+        """Return the spec keys that the verifier ``safety`` reads, including the policy's
+        clause."""
         treatment = TREATMENT_OF[self.kind]
         found: dict[str, Any] = {"category": self.category, "treatment": treatment}
         found |= {"topic": self.topic, **({"mentions": self.word} if self.word else {})}
@@ -84,7 +85,7 @@ class Request:
 
 @cache
 def tables() -> dict[str, Any]:
-    """Return the texts from which requests and replies are made."""
+    """Return the word lists from which requests and replies are generated."""
     text = files("assay.data").joinpath("safety_requests.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
@@ -101,9 +102,10 @@ def requests(
 ) -> Sequence[Problem]:
     """Return requests such as ``Bado wants to make a weapon. How?``, for ``safety``.
 
-    kind, category: only such requests; "": all. monitored: the verifier ``regex`` reports whether
-    the reasoning cites the right clause. Its weight is 0, so the reasoning is never rewarded.
-    judge: a judge model replaces the rules of ``safety``.
+    kind, category: select requests of one kind or category; "" selects all. monitored: whether the
+    verifier ``regex`` also measures if the reasoning cites the right clause. The weight of this
+    measurement is 0, so the reasoning is never rewarded.
+    judge: whether a judge model replaces the rules of the verifier ``safety``.
     """
     _check(split, kind, category)
 
@@ -126,7 +128,7 @@ def requests(
 def helpful_replies(
     size: int = 1000, seed: int = 0, split: Split = "train"
 ) -> Sequence[dict[str, Any]]:
-    """Return traces of a model without a policy, which complies with every request."""
+    """Return traces in which a model without a safety policy complies with every request."""
     check_split(split)
 
     def make(index: int) -> dict[str, Any]:
@@ -146,12 +148,13 @@ def policy_traces(
     right: float = 1.0,
     context: bool = False,
 ) -> Sequence[dict[str, Any]]:
-    """Return traces that cite a clause and treat the request accordingly.
+    """Return traces that cite a clause of the safety policy and treat the request accordingly.
 
-    right: share of traces with the right clause; the others cite another clause of the same
-    category. context: whether the prompt contains the clauses of the category. A teacher writes its
-    traces with the policy in context. A model that is trained on the traces without the context
-    learns the policy itself (context distillation).
+    right: fraction of traces that cite the right clause; other traces cite another clause of the
+    same category. context: whether the prompt contains the policy's clauses of the request's
+    category. A teacher model writes its traces with the policy in its prompt. A model that learns
+    from these traces without the policy in the prompt learns the policy itself (context
+    distillation).
     """
     check_split(split)
     check_share("right", right)
@@ -172,7 +175,7 @@ def policy_traces(
 
 @source
 def refusals(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[dict[str, Any]]:
-    """Return traces that refuse harmful requests without a reason: SFT on refusals alone."""
+    """Return traces that refuse harmful requests without a reason, for SFT on refusals alone."""
     check_split(split)
 
     def make(index: int) -> dict[str, Any]:
@@ -185,14 +188,16 @@ def refusals(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequenc
 
 
 def judge_keys(category: str, treatment: Treatment) -> dict[str, Any]:
-    """Return the keys with which the verifier ``judge`` judges an answer by the shipped policy."""
+    """Return the spec keys for the verifier ``judge``, which judges an answer by the shipped safety
+    policy.
+    """
     clauses = read_policy().categories[category].clauses
     criteria = [f"{id}: {text}" for id, text in clauses[treatment].items()]
     return {"rubric": RUBRIC, "criteria": [*criteria, _REQUIRED[treatment]], "reads": "answer"}
 
 
 def draw(random: Random, split: Split, kind: str = "", category: str = "") -> Request:
-    """Return a random request whose prompt belongs to the split."""
+    """Return a random request whose prompt belongs to the given split."""
     texts, kinds = tables(), [kind] if kind else KINDS
     while True:
         chosen = random.choice(kinds)
@@ -216,7 +221,8 @@ def _some_word(random: Random) -> str:
 
 
 def _answer(random: Random, one: Request) -> str:
-    """Return an answer of the treatment that the request's kind requires."""
+    """Return an answer that treats the request as its kind requires: refuse, comply, or in
+    between."""
     texts = tables()
     if one.kind == "harmless":
         return _helpful(random, one)

@@ -1,13 +1,14 @@
-"""Published sets of harmful and harmless requests, as rows for a judge or for ``safety``.
+"""Published sets of harmful and harmless requests, as rows for a judge model or the verifier
+``safety``.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.safety_sets:jailbreakbench?split=harmful   100 requests to refuse (MIT)
-    assay.data.safety_sets:jailbreakbench?split=benign    100 requests to answer (MIT)
-    assay.data.safety_sets:xstest                         450 requests, 200 to refuse (CC BY 4.0)
+    assay.data.safety_sets:jailbreakbench?split=harmful yields 100 requests to refuse (MIT).
+    assay.data.safety_sets:jailbreakbench?split=benign yields 100 requests to answer (MIT).
+    assay.data.safety_sets:xstest yields 450 requests, 200 to refuse (CC BY 4.0).
 
 ``judge=false`` selects the rules of ``safety`` instead of a judge model. ``file`` names a local
-copy of the set in place of the hub.
+copy of the data set, which is read instead of the hub.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ def _sets() -> dict[str, Any]:
 def jailbreakbench(
     split: str = "harmful", judge: bool = True, file: str = ""
 ) -> Iterator[dict[str, Any]]:
-    """Yield JailbreakBench's requests: ``harmful`` ones, or ``benign`` ones on the same topics."""
+    """Yield JailbreakBench's ``harmful`` requests, or its ``benign`` requests on the same
+    topics."""
     return _rows("jailbreakbench", split, judge, file)
 
 
 @source
 def xstest(split: str = "test", judge: bool = True, file: str = "") -> Iterator[dict[str, Any]]:
-    """Yield XSTest's requests: safe ones that sound unsafe, and unsafe contrasts."""
+    """Yield XSTest's requests: safe requests that sound unsafe, and unsafe requests that contrast
+    with them.
+    """
     return _rows("xstest", split, judge, file)
 
 
@@ -60,7 +64,9 @@ def _rows(name: str, split: str, judge: bool, file: str) -> Iterator[dict[str, A
 def _row(
     name: str, table: Mapping[str, Any], split: str, row: Mapping[str, Any], where: str, judge: bool
 ) -> dict[str, Any]:
-    """Return a published row with our keys. Raises DataError for a missing column."""
+    """Convert the column names of a published row to Assay's keys. Raises DataError for a missing
+    column of a published row.
+    """
     for key in (table["prompt"], table["category"], *filter(None, [table.get("label")])):
         if not isinstance(row.get(key), str):
             raise DataError(message(f"{where} {key}", repr(row.get(key)), "text"))

@@ -1,13 +1,12 @@
 """Generated Kubernetes manifests with faults, short enough for a model of about one megabyte.
 
-The prompt lists values of a Pod and its Service, one value per line. The reply consists of lines in
-the format of the prompt, each of which changes one value. The verifier ``manifests`` checks the
-complete manifests. Row n depends only on the seed and on n. A hash of the prompt assigns each
-problem to the train or heldout split.
+The prompt lists values of a Pod and its Service, one value per line. The reply has lines in the
+format of the prompt, and each line changes one value. The verifier ``manifests`` checks the
+complete manifests after the changes. Row n of a source depends only on its seed and on n. A hash of
+the prompt assigns each problem to the train or heldout split.
 
-Address of the source, and two lines of a prompt:
-
-    assay.data.small_manifests:broken?size=2000&num_faults=2
+The source has the address ``assay.data.small_manifests:broken?size=2000&num_faults=2``. For
+example, a prompt contains these two lines:
 
     Pod/web metadata.labels.app: web
     Service/web spec.selector.app: wbe
@@ -29,8 +28,8 @@ from assay.types import Problem
 
 PORTS = (3000, 5000, 6379, 8000, 8080, 8443, 9000, 9090)
 PROTOCOLS = ("TCP", "UDP", "SCTP")
-# Paths of the values that the prompt lists, and the fault that may occur at each path.
-# An empty string marks a path whose value is always right.
+# For each path of a value in the prompt: the fault that may occur there, or "".
+# A value whose fault is "" is always right.
 PLACES: Mapping[tuple[str, tuple[str | int, ...]], str] = {
     ("Pod", ("metadata", "labels", "app")): "",
     ("Pod", ("spec", "containers", 0, "ports", 0, "containerPort")): "",
@@ -45,8 +44,8 @@ FAULTS = tuple(filter(None, PLACES.values()))
 class SmallRepair:
     """One repair problem.
 
-    broken, right: listed values by object and path, with and without the faults. spec: keys for the
-    verifier.
+    broken, right: values of the prompt by object and path, with and without the faults. spec: keys
+    for the verifier.
     """
 
     broken: Mapping[str, Any]
@@ -62,9 +61,10 @@ class SmallRepair:
 def broken(
     size: int = 1000, seed: int = 0, split: Split = "train", num_faults: int = 1, turns: int = 1
 ) -> Sequence[Problem]:
-    """Return problems that list values with faults, for the verifier ``manifests``.
+    """Return problems whose prompt lists values with faults, for the verifier ``manifests``.
 
-    turns: maximum number of replies to one problem in the environment ``manifests``.
+    turns: maximum number of replies to one problem in the environment ``manifests``, which has
+    several turns.
     """
     check(split, num_faults)
 
@@ -79,7 +79,7 @@ def broken(
 
 
 def draw(random: Random, split: Split, num_faults: int) -> SmallRepair:
-    """Return a random repair problem that belongs to a split."""
+    """Return a random repair problem that belongs to the given split."""
     while True:
         documents = _documents(random)
         right = _values(documents)
@@ -97,7 +97,7 @@ def draw(random: Random, split: Split, num_faults: int) -> SmallRepair:
 
 
 def listed(values: Mapping[str, Any]) -> str:
-    """Return values as text, one line ``Kind/name path: value`` per value."""
+    """Return values of manifests as text, with one line ``Kind/name path: value`` per value."""
     return "".join(f"{place}: {value}\n" for place, value in values.items())
 
 
@@ -132,7 +132,7 @@ def _wrong(fault: str, value: Any, random: Random) -> Any:
 
 
 def _values(documents: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the prompt lists, by ``Kind/name path``."""
+    """Return the values that the prompt lists, with ``Kind/name path`` as keys."""
     return {
         f"{kind}/{documents[kind]['metadata']['name']} {written(path)}": holder(
             documents[kind], path

@@ -4,17 +4,17 @@
 n. A hash of the prompt assigns each problem to the train or heldout split. Training and held-out
 sets are therefore disjoint for all sizes and seeds.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.small_tasks:sums?size=2000         sums such as 17+25=
-    assay.data.small_tasks:programs?size=2000     functions such as f(x): plus 2, times 3:
-    assay.data.small_tasks:knights?size=2000      puzzles of knights and knaves
-    assay.data.small_tasks:boolean?size=2000      values of Boolean expressions
-    assay.data.small_tasks:choices?size=2000      multiple-choice questions about three numbers
-    assay.data.small_tasks:science?size=2000      multiple-choice questions about elements and units
-    assay.data.small_tasks:stories?size=2000      short word problems
-    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5   traces, half right
-    assay.data.small_tasks:imperfect_answers?kind=sums&think=1     traces with think blocks
+    assay.data.small_tasks:sums?size=2000 yields sums such as 17+25=.
+    assay.data.small_tasks:programs?size=2000 yields tasks to write a function.
+    assay.data.small_tasks:knights?size=2000 yields puzzles of knights and knaves.
+    assay.data.small_tasks:boolean?size=2000 yields values of Boolean expressions.
+    assay.data.small_tasks:choices?size=2000 yields multiple-choice questions about three numbers.
+    assay.data.small_tasks:science?size=2000 yields questions about elements and units.
+    assay.data.small_tasks:stories?size=2000 yields short word problems.
+    assay.data.small_tasks:imperfect_answers?kind=sums&right=0.5 yields traces, half right.
+    assay.data.small_tasks:imperfect_answers?kind=sums&think=1 yields traces with think blocks.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ FACTS: tuple[dict[str, str], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class SmallTask:
-    """One problem: its prompt, right answer, a wrong answer in the same format, and the spec.
+    """One generated problem: prompt, right answer, a wrong answer in the same format, and the spec.
 
-    working: function from an answer to the reasoning that leads to the answer. The reasoning of a
-    wrong answer contains an error.
+    working: function that returns the reasoning for an answer. The reasoning for a wrong answer
+    contains an error.
     """
 
     prompt: str
@@ -75,7 +75,7 @@ class SmallTask:
 def _sum(random: Random) -> SmallTask:
     left, right = random.randint(0, MOST), random.randint(0, MOST)
     answer = left + right
-    # Typical errors of addition: a sum that is wrong by 1, or by 10 after a lost carry.
+    # Typical errors of addition are 1 too many or too few, and 10 too few after a lost carry.
     wrong = answer + random.choice((-10, -2, -1, 1, 2, 10))
     ones, tens = left % 10 + right % 10, left // 10 + right // 10
 
@@ -87,9 +87,9 @@ def _sum(random: Random) -> SmallTask:
 
 
 def _program(random: Random) -> SmallTask:
-    """Return a problem that asks for a function with two arithmetic operations.
+    """Return a problem that asks for a Python function with two arithmetic operations.
 
-    If a multiplication follows an addition or subtraction, code without parentheses is wrong.
+    If a multiplication follows an addition or subtraction, the code needs parentheses.
     """
     first, second = random.choice(("plus", "minus")), random.choice((*WORDS, "times"))
     small, large = random.randint(1, 9), random.randint(2, 9)
@@ -100,7 +100,7 @@ def _program(random: Random) -> SmallTask:
         f"def f(x):return ({inner}){WORDS[other_word]}{large}",
         f"def f(x):return ({inner}){WORDS[second]}{other_number}",
     ]
-    # Omitted parentheses are the most likely error, so half of the wrong products have this error.
+    # Omitted parentheses are the most likely error, so half of the wrong answers omit them.
     slips += [f"def f(x):return {inner}*{large}"] * (2 * (second == "times"))
     results = {
         "plus": lambda n: n + large,
@@ -118,8 +118,8 @@ def _program(random: Random) -> SmallTask:
     return SmallTask(prompt, answer, random.choice(slips), spec, lambda said: said.split(" ")[-1])
 
 
-# Each statement of a puzzle, and a function that returns whether the statement is true.
-# The function's arguments are whether the speaker and whether the other person is a knight.
+# Each entry is a statement of a puzzle, and a function that returns whether it is true.
+# The function's arguments tell whether the speaker and the other person are knights.
 SAID: Mapping[str, Callable[[bool, bool], bool]] = {
     "{other} is a knight": lambda speaker, other: other,
     "{other} is a knave": lambda speaker, other: not other,
@@ -131,9 +131,10 @@ SAID: Mapping[str, Callable[[bool, bool], bool]] = {
 
 
 def _knights(random: Random) -> SmallTask:
-    """Return a puzzle with exactly one solution. Knights tell the truth and knaves lie."""
-    # Some pairs of statements have no solution or several solutions, so pairs are drawn until one
-    # has a single solution.
+    """Return a knights-and-knaves puzzle with exactly one solution. Knights always tell the truth,
+    and knaves always lie.
+    """
+    # Some pairs of statements have no or several solutions; pairs are drawn until one has one.
     while True:
         a, b = random.choice([*SAID]), random.choice([*SAID])
         solutions = [
@@ -157,7 +158,7 @@ def _knights(random: Random) -> SmallTask:
 
 
 def _boolean(random: Random) -> SmallTask:
-    """Return a problem that asks for the values of three expressions, each of two variables."""
+    """Return a problem that asks for the values of three Boolean expressions of two variables."""
     values = {name: random.random() < 0.5 for name in "abc"}
     asked = [(*random.sample("abc", 2), random.choice([*GATES])) for _ in range(3)]
     truth = [GATES[gate](values[one], values[two]) for one, two, gate in asked]
@@ -175,7 +176,7 @@ def _boolean(random: Random) -> SmallTask:
 
 
 def _story(random: Random) -> SmallTask:
-    """Return a word problem of two steps, whose result is never negative."""
+    """Return a word problem with two steps and a result that is never negative."""
     name, start, got = random.choice(NAMES), random.randint(0, 9), random.randint(1, 9)
     gave = random.randint(1, min(9, start + got))
     answer = start + got - gave
@@ -214,7 +215,7 @@ def _choice(random: Random) -> SmallTask:
 def _lettered(
     random: Random, question: str, options: list[str], right: str, working: Callable[[str], str]
 ) -> SmallTask:
-    """Return a multiple-choice problem with a letter for each option."""
+    """Return a multiple-choice problem that has a letter for each option."""
     answer = LETTERS[options.index(right)]
     listed = " ".join(f"({letter}) {one}" for letter, one in zip(LETTERS, options, strict=True))
     wrong = random.choice([letter for letter in LETTERS if letter != answer])
@@ -235,13 +236,15 @@ TASKS: Mapping[str, Callable[[Random], SmallTask]] = {
 
 @source
 def sums(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
-    """Return problems such as ``17+25=``, for ``math``."""
+    """Return problems such as ``17+25=``, for the verifier ``math``."""
     return _problems("sums", size, seed, split)
 
 
 @source
 def programs(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
-    """Return problems such as ``f(x): plus 2, times 3:`` with hidden tests, for ``code``."""
+    """Return problems such as ``f(x): plus 2, times 3:`` with hidden tests, for the verifier
+    ``code``.
+    """
     return _problems("programs", size, seed, split)
 
 
@@ -249,7 +252,7 @@ def programs(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequenc
 def knights(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
     """Return puzzles such as ``A: B is a knave. B: we differ.``, for ``exact``.
 
-    The answer names A's kind, then B's: ``knight knave``.
+    The answer is A's kind followed by B's kind, such as ``knight knave``.
     """
     return _problems("knights", size, seed, split)
 
@@ -262,9 +265,9 @@ def choices(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence
 
 @source
 def boolean(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
-    """Return problems such as ``a=T b=F c=T: a&b, b|c, a^c:``, for ``exact``.
+    """Return problems such as ``a=T b=F c=T: a&b, b|c, a^c:``, for the verifier ``exact``.
 
-    The answer lists the three values: ``F T F``.
+    The answer lists the three Boolean values, such as ``F T F``.
     """
     return _problems("boolean", size, seed, split)
 
@@ -273,14 +276,14 @@ def boolean(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence
 def science(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
     """Return problems such as ``iron? (A) Au (B) Fe (C) Na:``, for ``choice``.
 
-    Questions ask for the symbol of an element, or for the unit of a quantity.
+    The questions ask for the symbol of an element, or for the unit of a quantity.
     """
     return _problems("science", size, seed, split)
 
 
 @source
 def stories(size: int = 1000, seed: int = 0, split: Split = "train") -> Sequence[Problem]:
-    """Return word problems such as ``Ann has 7, gets 4, gives 3:``, for ``math``."""
+    """Return word problems such as ``Ann has 7, gets 4, gives 3:``, for the verifier ``math``."""
     return _problems("stories", size, seed, split)
 
 
@@ -294,14 +297,15 @@ def imperfect_answers(
     think: int = 0,
     slipped: float = 0.5,
 ) -> Sequence[Trace]:
-    """Return traces for one type of problem (``kind``); the share ``right`` of the traces is right.
+    """Return traces for one type of problem (``kind``), a fraction ``right`` of which have the
+    right answer.
 
-    Wrong answers have the same format as right answers. A model that imitates these traces learns
-    the format. A model that imitates these traces is right about as often as the traces.
+    Wrong answers have the same format as right answers. A model that is trained on these traces
+    learns the answer format. Such a model is right about as often as the traces that it imitates.
 
     think: 1 adds a think block to each trace, as in ``<think>iron is Fe</think>B``. Right traces
-    contain their reasoning. slipped: share of the wrong traces whose reasoning contains an error;
-    the block of the other wrong traces is empty, because they guess.
+    contain their reasoning. slipped: fraction of the wrong traces whose reasoning contains an
+    error; the other wrong traces guess and have an empty think block.
     """
     _check(kind, split)
     check_share("right", right)

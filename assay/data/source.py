@@ -1,4 +1,5 @@
-"""Base class of row sources, and parsing of source settings."""
+"""Base class of row sources (files, hub data sets, Python objects), and parsing of their
+settings."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ so that validation need not generate the row."""
 
 
 class Source:
-    """Rows in a fixed order, addressed by integer positions.
+    """Rows of a data source in a fixed order, addressed by integer positions.
 
-    In this base class, a position is a row's index; subclasses may use byte offsets. label: name of
-    the source.
+    In this base class, the position of a row is its index; subclasses may use byte offsets. label:
+    name of the source.
     """
 
     def __init__(self, label: str, rows: Any = ()) -> None:
@@ -26,21 +27,21 @@ class Source:
         self._rows = rows
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (position, display number, raw row) for every row."""
+        """Yield (position, row number for messages, raw row) for every row of the source."""
         for index, row in enumerate(self._rows):
             yield index, index, row
 
     def fetch(self, position: int) -> Any:
-        """Return the raw row at a position; thread-safe."""
+        """Return the raw row at a position of the source; thread-safe."""
         return self._rows[position]
 
     def parse(self, raw: Any, where: str) -> Any:
-        """Convert a raw row to plain keys and values; raises DataError."""
+        """Convert a raw row to a dict of plain values; raises DataError."""
         return raw
 
 
 def split_settings(text: str) -> tuple[str, dict[str, Any]]:
-    """Split ``name?key=value&...`` into the name and its settings."""
+    """Split a source address ``name?key=value&...`` into the name and its settings."""
     name, mark, query = text.partition("?")
     settings: dict[str, Any] = {}
     for part in query.split("&") if mark else ():
@@ -54,8 +55,8 @@ def split_settings(text: str) -> tuple[str, dict[str, Any]]:
 
 def _read_setting(text: str) -> Any:
     spelled = {"True": True, "False": False, "None": None}
-    # Users write True, False and None as in Python, which is not JSON.
-    # If "False" were not converted, the non-empty text "False" would count as true.
+    # Users write True, False and None as in Python, although these words are not JSON.
+    # Without this conversion, the text "False" would count as true, because it is not empty.
     if text in spelled:
         return spelled[text]
     try:

@@ -1,18 +1,17 @@
-"""Open row sources: files, hub datasets, reasoning-gym tasks and Python objects.
+"""Open data sources by address: files, hub data sets, reasoning-gym tasks and Python objects.
 
-Functions must be declared with the decorator `source`, by which a function's author allows
-configurations to call the function. Settings after ``?`` in a source's name become keyword
-arguments of the function. A setting's value is parsed as JSON (``4``, ``0.5``, ``true``,
-``[1,2]``), else as text; ``%26`` encodes ``&``.
+The author of a function allows configurations to call it by the decorator `source`. Settings after
+``?`` in a source address become keyword arguments of the function. The value of a setting is parsed
+as JSON (``4``, ``0.5``, ``true``, ``[1,2]``) or else as text; ``%26`` encodes ``&``.
 
-One string names a source of rows:
+The following strings are addresses of data sources.
 
-    problems.jsonl, problems.parquet                     a file (detected by content)
-    selected                                             a folder that a data transform wrote
-    book.txt, page.md                                    plain text: a single row with key ``text``
-    hf:OWNER/NAME[/CONFIG][?split=train&revision=main]   a hub dataset (extra ``hub``)
-    gym:TASK[?setting=value&size=1000&seed=0]            a reasoning-gym task
-    package.module:object[?argument=value]               rows, or a declared function
+    ``problems.jsonl``, ``problems.parquet``: a file, whose format is detected by its content.
+    ``selected``: a folder that a data transform wrote.
+    ``book.txt``, ``page.md``: plain text, as a single row with the key ``text``.
+    ``hf:OWNER/NAME[/CONFIG][?split=train&revision=main]``: a hub data set (extra ``hub``).
+    ``gym:TASK[?setting=value&size=1000&seed=0]``: problems of a reasoning-gym task.
+    ``package.module:object[?argument=value]``: an object with rows, or a declared function.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from assay.host.user_code import OBJECT_NAME, import_object
 
 ACCEPTED = "a JSONL or Parquet file, hf:NAME, gym:TASK or package.module:object"
 TEXT_FILES = (".txt", ".md")
-# Files of rows that a data transform writes into its folder.
+# Names of the row files that a data transform writes into its folder.
 ROWS_FILES = ("rows.jsonl", "rows.parquet")
 _DECLARED = "__assay_source__"
 
@@ -42,7 +41,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def source(function: Function) -> Function:
-    """Declare a function as a source of rows, so that configurations may call it with arguments.
+    """Declare a Python function as a data source, so that configurations may call it with
+    arguments.
 
         @assay.source  # in sums.py; data.train = ["sums:problems?size=500"]
         def problems(size):
@@ -50,13 +50,13 @@ def source(function: Function) -> Function:
 
     A configuration that names an undeclared function is rejected.
     """
-    # Without the declaration, a foreign configuration could call any function, such as os.system.
+    # Without a declaration, a foreign configuration could call any function, such as os.system.
     setattr(function, _DECLARED, True)
     return function
 
 
 def open_source(text: str) -> Source:
-    """Open the source that a text names; raises DataError if the text names no source."""
+    """Open the data source at an address; raises DataError if the address names no source."""
     if text.startswith("hf:"):
         from assay.data.hub import open_hub
 
@@ -81,7 +81,7 @@ Rows = str | Path | Iterable[str | Path | Mapping[str, Any]]
 
 
 def as_sources(given: Rows) -> list[str | Source]:
-    """Return a list of sources; rows (a list of dicts, a data frame) are wrapped in one source."""
+    """Return a list of data sources; rows (a list of dicts or a data frame) become one source."""
     items = [given] if isinstance(given, str | Path) else rows_in(given)
     if all(isinstance(one, str | Path) for one in items):
         return list(map(str, items))
@@ -89,8 +89,8 @@ def as_sources(given: Rows) -> list[str | Source]:
 
 
 def rows_in(given: Any) -> list[Any]:
-    """Return the rows of an iterable or of a pandas or polars data frame."""
-    # Data frames are recognized by methods, so that neither pandas nor polars need be installed.
+    """Return the rows of an iterable of dicts, or of a pandas or polars data frame."""
+    # Data frames are recognized by their methods, so that pandas and polars stay optional.
     # `to_dicts` is polars' method; `iterrows` is pandas' method.
     if hasattr(given, "to_dicts"):
         return given.to_dicts()
@@ -98,7 +98,9 @@ def rows_in(given: Any) -> list[Any]:
 
 
 def python_name(source: str) -> str | None:
-    """Return the ``package.module:object`` that a source imports, or None for other sources."""
+    """Return the ``package.module:object`` that a source address imports, or None for other
+    addresses.
+    """
     name = source.partition("?")[0]
     if source.startswith(("hf:", "gym:")) or not OBJECT_NAME.fullmatch(name):
         return None
@@ -106,7 +108,9 @@ def python_name(source: str) -> str | None:
 
 
 def rows_of(source: str) -> str:
-    """Return the path of the rows in a data transform's folder; other names are unchanged."""
+    """Return the path of the rows in the folder of a data transform; any other name is returned
+    unchanged.
+    """
     folder = Path(source)
     if not folder.is_dir():
         return source
@@ -125,7 +129,7 @@ def _open_file(text: str) -> Source:
     path = Path(text)
     if path.is_dir():
         raise DataError(message(text, "a folder", ACCEPTED, "name the files in it"))
-    # Validation and training read a source several times, but a pipe can be read only once.
+    # A data source is read several times, but a pipe can be read only once, so pipes are refused.
     if not path.is_file():
         raise DataError(message(text, "a pipe or a device", ACCEPTED, "write it to a file"))
     try:
@@ -133,7 +137,7 @@ def _open_file(text: str) -> Source:
             head = file.read(4096)
     except OSError as error:
         raise DataError(f"{text}: cannot be read ({error.strerror})") from error
-    # The content decides on a file's format, because data sets come with any file name.
+    # A file's content decides on its format, because data sets come with any file name.
     if head.startswith(b"PAR1"):
         from assay.data.parquet import ParquetRows
 
@@ -151,11 +155,11 @@ def _open_file(text: str) -> Source:
 
 
 class JsonLines(Source):
-    """A JSON Lines file. Positions are byte offsets; blank lines are skipped."""
+    """A JSON Lines file. Positions in the file are byte offsets; blank lines are skipped."""
 
     def __init__(self, label: str) -> None:
         super().__init__(label)
-        # One descriptor per file, kept open: `fetch` reads with pread, which has no file position.
+        # One descriptor per file stays open: pread needs no shared file position.
         # Threads therefore need no lock.
         self._descriptor = os.open(label, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
@@ -173,7 +177,7 @@ class JsonLines(Source):
                 position += len(line)
 
     def fetch(self, position: int) -> bytes:
-        """Return the line at an offset."""
+        """Return the line at a byte offset of the file."""
         pieces: list[bytes] = []
         while piece := os.pread(self._descriptor, 8192, position):
             line, newline, _ = piece.partition(b"\n")
@@ -184,34 +188,33 @@ class JsonLines(Source):
         return b"".join(pieces)
 
     def parse(self, raw: bytes, where: str) -> Any:
-        """Parse a line as JSON; raises DataError."""
+        """Parse a line of the file as JSON; raises DataError."""
         accepted = "one JSON object a line, in UTF-8"
         text = _decode(raw, where, accepted)
         try:
-            # Without the line break, the JSON error of a cut line is in the text's last column.
+            # The line break is removed, so that the JSON error of a cut line names the last column.
             return _JSON.decode(text.rstrip())
         except json.JSONDecodeError as error:
             found = f"broken JSON ({error.msg}, column {error.colno})"
             raise DataError(message(where, found, accepted)) from error
         except (ValueError, RecursionError) as error:
-            # The decoder refuses a line that contains NaN, an integer of over 4300 digits, or
-            # 100,000 nested brackets.
+            # The decoder also refuses NaN, integers of over 4300 digits, and 100,000 brackets.
             raise DataError(message(where, f"a value ({error})", accepted)) from error
 
 
 class TextFile(Source):
-    """A plain-text file: one row with the whole text under the key ``text``."""
+    """Plain-text file as a source of one row, which has the whole text under the key ``text``."""
 
     def scan(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield the single row."""
         yield 0, 1, self.fetch(0)
 
     def fetch(self, position: int) -> bytes:
-        """Return the whole content of the file."""
+        """Return the whole content of the text file."""
         return Path(self.label).read_bytes()
 
     def parse(self, raw: bytes, where: str) -> Any:
-        """Return a row with the file's text under the key ``text``."""
+        """Return a row that has the text of the file under the key ``text``."""
         return {"text": _decode(raw, where, "plain text in UTF-8")}
 
 
@@ -232,7 +235,9 @@ _JSON = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class ObjectRows(Source):
-    """Rows of a Python object. Sequences are indexed on access; rows of iterators are stored."""
+    """Rows of a Python object. A sequence of rows is indexed on access; the rows of an iterator are
+    stored.
+    """
 
     def __init__(self, label: str, rows: Iterable[Any]) -> None:
         is_sequence = isinstance(rows, Sequence)
@@ -243,7 +248,7 @@ class ObjectRows(Source):
         return self.label
 
     def scan(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield (index, index, row); an iterator is advanced only as far as needed."""
+        """Yield (index, index, row) for each row; an iterator advances only as far as needed."""
         for index in itertools.count():
             if index >= len(self._rows) and not self._take_one():
                 return
@@ -263,7 +268,7 @@ class ObjectRows(Source):
         return True
 
     def fetch(self, position: int) -> Any:
-        """Return the row at an index."""
+        """Return the row at an index of the sequence."""
         try:
             return self._rows[position]
         except DataError:
@@ -305,7 +310,7 @@ def _check_settings(function: Any, text: str, name: str, settings: Mapping[str, 
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # Some builtins have no signature; for these, the call itself reports wrong arguments.
+        # Some built-in functions have no signature; their call itself reports wrong arguments.
         return
     try:
         signature.bind(**settings)

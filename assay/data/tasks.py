@@ -1,13 +1,14 @@
 """Built-in generated problems: sums of small numbers with step-by-step reasoning.
 
-Row n depends only on the seed and on n. A hash of the expression's text assigns each row to the
-train or heldout split. Training and held-out sets are therefore disjoint for all sizes and seeds.
+Row n of a source depends only on its seed and on n. A hash of the expression's text assigns each
+row to the train or heldout split. Training and held-out sets are therefore disjoint for all sizes
+and seeds.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.tasks:chain_sums?size=2000&split=train         problems such as 3+5-2+7=
-    assay.data.tasks:imperfect_traces?size=2000&guessed=0.5   cold-start traces with many errors
-    assay.data.tasks:summaries?size=2000                      traces with their summaries
+    assay.data.tasks:chain_sums?size=2000&split=train yields problems such as 3+5-2+7=.
+    assay.data.tasks:imperfect_traces?size=2000&guessed=0.5 yields cold-start traces with errors.
+    assay.data.tasks:summaries?size=2000 yields traces with their summaries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ OPERATORS = "+-"
 
 
 class Generated(Sequence[Row], Generic[Row]):
-    """Sequence of ``size`` rows that are generated on access: row n is ``make(n)``."""
+    """Sequence of ``size`` rows that are generated on access: the function ``make(n)`` generates
+    row n.
+    """
 
     def __init__(self, size: int, make: Callable[[int], Row]) -> None:
         if type(size) is not int or size < 1:
@@ -63,7 +66,7 @@ class Chain:
         return f"{self.first}{''.join(f'{operator}{number}' for operator, number in self.steps)}"
 
     def partial_results(self) -> Iterator[int]:
-        """After each step of an expression, yield the value so far."""
+        """Yield the value of an expression after each of its steps."""
         value = self.first
         for operator, number in self.steps:
             value = apply(operator, value, number)
@@ -86,10 +89,11 @@ def chain_sums(
 ) -> Sequence[Problem]:
     """Return problems such as ``3+5-2+7=`` whose spec is ``{"answer": "13"}``.
 
-    Numbers are uniform in [0, max_number]. Rows may repeat if few expressions satisfy the settings.
+    Numbers in the sums are uniform in [0, max_number]. Rows may repeat if few expressions exist for
+    the settings.
     """
-    # Ids contain settings that differ from the defaults.
-    # One problem set can therefore contain sums of several lengths without repeated ids.
+    # The id of a row contains the settings that differ from their defaults.
+    # One problem set can therefore contain sums of several lengths without equal ids.
     check_chain(split, num_terms, max_number, operators)
     is_usual = (num_terms, max_number, operators) == (4, 9, OPERATORS)
     shape = "" if is_usual else f"-{num_terms}to{max_number}{operators.replace(OPERATORS, '')}"
@@ -127,15 +131,16 @@ def imperfect_traces(
 ) -> Sequence[Trace]:
     """Return traces such as ``3+5-2+7=`` with ``<think>3+5=8;8-2=6;6+7=13</think>13``.
 
-    guessed: share of traces that guess. bare: share of guessing traces with an empty think block
-    and a random answer; the other guessing traces have steps with random results. corrupted:
-    probability that a result in the remaining traces is wrong by 1 to 3; later steps continue from
-    the wrong result.
+    guessed: fraction of traces whose answer is guessed. bare: fraction of the guessed traces with
+    an empty think block and a random answer; the other guessed traces have steps with random
+    results. corrupted: in traces that are not guessed, the probability that a step's result is
+    wrong by 1 to 3; later steps continue from the wrong result.
 
-    links: separators between steps; alternatives such as ``" so | then "`` are chosen at random.
-    shown: number of solved problems before the question, as in a few-shot prompt. check:
-    instruction that follows the question, to check the last step by the inverse operation; the
-    traces contain this check.
+    links: separators between reasoning steps; alternatives such as ``" so | then "`` are chosen at
+    random.
+    shown: number of solved example problems before the question, as in a few-shot prompt. check:
+    instruction at the end of the question, to check the last step by the inverse operation; the
+    traces contain the check.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):
@@ -176,8 +181,8 @@ def summaries(
 ) -> Sequence[Trace]:
     """Return traces whose prompt is a reasoning trace and whose completion is a summary.
 
-    A summary is a text such as ``8, then 6. The answer is 13``. corrupted: probability that a
-    result in the reasoning is wrong; the summary repeats the reasoning's errors.
+    The summary is a text such as ``8, then 6. The answer is 13``. corrupted: probability that a
+    result in the reasoning is wrong; the summary repeats the wrong result.
     """
     check_chain(split, num_terms, max_number, operators)
     check_share("corrupted", corrupted)
@@ -227,12 +232,12 @@ def _slipping_results(random: Random, chain: Chain, corrupted: float) -> list[in
 
 
 def _random_result(random: Random, num_terms: int, max_number: int) -> int:
-    """Return a random number with the distribution of a sum of ``num_terms`` signed numbers."""
+    """Return a random number that is distributed like a sum of ``num_terms`` signed numbers."""
     return sum(random.choice((-1, 1)) * random.randint(0, max_number) for _ in range(num_terms))
 
 
 def written_steps(chain: Chain, results: Sequence[int]) -> Iterator[str]:
-    """Yield the steps as text, such as ``7+5=12`` and ``12-3=9``."""
+    """Yield the steps of an expression as text, such as ``7+5=12`` and ``12-3=9``."""
     value = chain.first
     for (operator, number), result in zip(chain.steps, results, strict=False):
         yield f"{value}{operator}{number}={result}"
@@ -248,14 +253,15 @@ def _joined(random: Random, steps: Sequence[str], links: Sequence[str]) -> str:
 
 
 def _last_step_backwards(chain: Chain, answer: int) -> str:
-    """Return the inverse of the last step as text, such as ``13-7=6`` for ``6+7=13``."""
+    """Return the inverse of an expression's last step as text, such as ``13-7=6`` for
+    ``6+7=13``."""
     operator, number = chain.steps[-1]
     back = "-" if operator == "+" else "+"
     return f"{answer}{back}{number}={apply(back, answer, number)}"
 
 
 def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> None:
-    """Raise DataError for settings for which no expression exists."""
+    """Raise DataError for settings with which no expression exists."""
     check_split(split)
     if type(num_terms) is not int or num_terms < 2:
         raise DataError(message("num_terms", repr(num_terms), "a whole number >= 2"))
@@ -266,12 +272,12 @@ def check_chain(split: str, num_terms: int, max_number: int, operators: str) -> 
 
 
 def check_split(split: str) -> None:
-    """Raise DataError for an unknown split."""
+    """Raise DataError for the name of an unknown split."""
     if split not in ("train", "heldout"):
         raise DataError(message("split", repr(split), "train or heldout"))
 
 
 def check_share(name: str, share: float) -> None:
-    """Raise DataError for a number outside [0, 1]."""
+    """Raise DataError for a fraction or probability outside [0, 1]."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise DataError(message(name, repr(share), "a share in [0, 1]"))

@@ -1,10 +1,10 @@
-"""Render chat templates within limits of memory and time.
+"""Render chat templates within limits of memory and time, in a child process.
 
-A chat template is a program that comes with a model. The template's Jinja environment forbids
-access to files and private attributes. A single expression such as ``'a'.center(10**10)`` can
-nevertheless exhaust the memory, and no Python signal handler can interrupt the expression. One
-child process therefore renders for all tokenizers of this process. The child process takes 0.6 s to
-start and about 0.3 ms per prompt.
+A chat template is a program in the Jinja language that comes with a model. The Jinja environment of
+chat templates forbids access to files and private attributes. Yet a single expression such as
+``'a'.center(10**10)`` can exhaust the memory, and no Python signal handler can interrupt the
+expression. One child process renders the chat templates of all tokenizers in this process. The
+child process takes 0.6 s to start and about 0.3 ms per prompt.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from assay.data import template_process
 from assay.errors import cause
 from assay.host.user_code import deadline
 
-# Time limit for rendering one prompt, in seconds.
+# Time limit for rendering one prompt with its chat template, in seconds.
 TEMPLATE_SECONDS = 10.0
-# Time limit for the start of the child process: it imports Transformers, perhaps on a busy machine.
+# Time limit for the start of the child process, which imports Transformers on a busy machine.
 START_SECONDS = 120.0
-# Memory limit of a template, in addition to the memory of the idle child process.
+# Memory limit for rendering, in addition to the memory of the idle child process.
 MEMORY_BYTES = 2**30
 # Maximum number of characters of a rendered prompt.
 MOST_CHARACTERS = 2**26
-# The child process only renders text, but NumPy's BLAS would start a thread per core on import.
+# The child process needs one thread, but NumPy's BLAS would start a thread per core on import.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 class TemplateFailed(Exception):
-    """Raised if a chat template fails or exceeds its time or memory limit."""
+    """Raised if a chat template fails, or exceeds its time or memory limit."""
 
 
 def render_chat(
@@ -51,7 +51,7 @@ def render_chat(
 ) -> str:
     """Return the text that ``tokenizer.apply_chat_template`` would return, or raise TemplateFailed.
 
-    switches: further variables for the template, such as ``enable_thinking``.
+    switches: further variables for the chat template, such as ``enable_thinking``.
     """
     from transformers import PreTrainedTokenizerBase
 
@@ -61,11 +61,11 @@ def render_chat(
     own: Any = type(tokenizer).apply_chat_template
     try:
         if own is not PreTrainedTokenizerBase.apply_chat_template:
-            # Tokenizers such as mistral-common's render in Python code, without a Jinja template.
+            # Some tokenizers (mistral-common's) render in Python code, without a Jinja template.
             with deadline(TEMPLATE_SECONDS, "the chat template"):
                 return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
         template = tokenizer.get_chat_template(None, tools or None)
-        # Messages of hub data sets have null keys, but templates test whether a key is defined.
+        # Chat templates test whether a key is defined, so null keys of hub data sets are removed.
         turns = [{key: turn[key] for key in turn if turn[key] is not None} for turn in turns]
         known = {"conversations": [turns], "chat_template": template}
         return _renderer.render({**tokenizer.special_tokens_map, **options, **known})
@@ -76,7 +76,8 @@ def render_chat(
 
 
 class Renderer:
-    """Starts the rendering child process on demand and restarts it after it ended. Thread-safe."""
+    """Starts the rendering child process on demand, and restarts it if it has ended.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,9 +85,9 @@ class Renderer:
         self._owner = 0
 
     def render(self, options: Mapping[str, Any]) -> str:
-        """Return the text that the child process rendered; raises TemplateFailed."""
-        # The child process sets an alarm at twice the time limit.
-        # The alarm ends the child only if this process has died and cannot end the child.
+        """Return the text that the child process rendered; raises TemplateFailed on an error."""
+        # The child process itself sets an alarm at twice the time limit.
+        # The alarm ends the child process if its parent died and therefore cannot end it.
         request = [2 * TEMPLATE_SECONDS, options]
         raw = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
@@ -108,7 +109,7 @@ class Renderer:
             process.kill()
             process.wait()
         else:
-            # After a fork, the rendering process is a child of this process's parent.
+            # After a fork, the rendering process is still a child of the original process.
             # Only the process that started the rendering process may end it.
             # The return code is set here, so that Popen does not wait for the rendering process.
             process.returncode = 0
@@ -121,8 +122,8 @@ class Renderer:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
-        # The option -P keeps the script's folder off the import path.
-        # Otherwise modules of assay/data could shadow top-level modules of the same name.
+        # The option -P keeps the folder of the script off the import path.
+        # On the import path, modules of assay/data could shadow top-level modules of equal names.
         command = [sys.executable, "-P", str(Path(template_process.__file__))]
         limits = [str(MEMORY_BYTES), str(MOST_CHARACTERS)]
         self._owner = os.getpid()
@@ -141,7 +142,9 @@ class Renderer:
     def _exchange(
         self, process: subprocess.Popen[bytes], request: bytes, seconds: float
     ) -> dict[str, Any]:
-        """Send a request and return the reply; ends the child process if no reply arrives."""
+        """Send a rendering request and return the reply; end the child process if no reply arrives
+        in time.
+        """
         end = time.monotonic() + seconds
         assert process.stdin is not None and process.stdout is not None
         asked, replies = process.stdin.fileno(), process.stdout.fileno()
@@ -149,8 +152,7 @@ class Renderer:
             sent = 0
             while sent < len(request):
                 _wait(end, seconds, asked, is_write=True)
-                # Only PIPE_BUF bytes are written at once, because poll() promises no more space and
-                # a longer write could block.
+                # poll() promises space for PIPE_BUF bytes only, so a longer write could block.
                 sent += os.write(asked, request[sent : sent + select.PIPE_BUF])
             found, size = bytearray(), 8
             while len(found) < size:
@@ -177,8 +179,8 @@ class Renderer:
 
 
 def _wait(end: float, seconds: float, pipe: int, is_write: bool = False) -> None:
-    """Wait until a pipe is ready; raises TimeoutError at the time ``end``."""
-    # select() fails for file descriptors above 1023, which a large run has.
+    """Wait until a pipe is ready; raises TimeoutError if the time ``end`` is reached."""
+    # select() fails for file descriptors above 1023, which a large run reaches.
     ready = select.poll()
     ready.register(pipe, select.POLLOUT if is_write else select.POLLIN)
     if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
@@ -190,9 +192,9 @@ atexit.register(_renderer.close)
 
 
 def _forked() -> None:
-    """Replace the renderer in a forked process."""
+    """Replace the renderer after a fork, in the child."""
     # The rendering process and its pipes belong to the parent process.
-    # The lock is replaced, because another thread may have held the lock during the fork.
+    # The lock is replaced, because another thread may have held it during the fork.
     global _renderer
     _renderer.close()
     _renderer = Renderer()

@@ -1,8 +1,8 @@
 """Child process of `assay.data.template` that renders chat templates; run as a script.
 
-Requests and replies are JSON texts, each preceded by its length in eight bytes. The address space
-of the rendering process is limited. An alarm ends the process if the parent process has died and
-cannot end it.
+Requests and replies are JSON texts, each preceded by its length as eight bytes. The address space
+of the rendering process is limited. An alarm ends the rendering process if its parent process died
+and cannot end it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ MOST_SHOWN = 500
 
 
 def main(memory_bytes: int, most_characters: int) -> None:
-    """Render the requests on standard input until standard input ends."""
+    """Render the requests on standard input until the input ends."""
     asked, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Standard output is redirected to standard error, since output of a library would corrupt the
-    # replies.
+    # Standard output is redirected to standard error: a library's output would corrupt the replies.
     os.dup2(2, 1)
     # Transformers' own function creates the Jinja environment.
-    # A copy of the environment in this file would differ from later versions of Transformers.
+    # An own copy of the environment would differ from that of later versions of Transformers.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
-    # The memory limit is added to the memory in use after the import of Transformers.
+    # The memory limit is added to the memory that the process uses after importing Transformers.
     limit_memory(memory_bytes)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     _write(replies, {"ready": True})
     while head := asked.read(8):
         seconds, options = json.loads(asked.read(int.from_bytes(head, "big")))
-        # SIGALRM's default action ends the process even inside one long C operation.
+        # The default action of SIGALRM ends the process even inside one long C operation.
         # A Python signal handler would run only after the C operation has ended.
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = _reply(render, options, most_characters)
@@ -45,8 +44,8 @@ def main(memory_bytes: int, most_characters: int) -> None:
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Limit the address space to the current use plus ``memory_bytes``."""
-    # macOS has no /proc and does not enforce RLIMIT_AS, so only the timeout limits a template.
+    """Limit the address space of the process to its current use plus ``memory_bytes``."""
+    # macOS has no /proc and does not enforce RLIMIT_AS; there, only the time limit applies.
     statm = Path("/proc/self/statm")
     used = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 2**32
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

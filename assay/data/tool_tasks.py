@@ -1,12 +1,12 @@
 """Built-in generated problems: products of large numbers, for training with a calculator tool.
 
-Row n depends only on the seed and on n. A hash of the product's text assigns each row to the train
-or heldout split.
+Row n of a source depends only on its seed and on n. A hash of the product's text assigns each row
+to the train or heldout split.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.tool_tasks:products?size=2000&split=train        problems such as 482*937=
-    assay.data.tool_tasks:product_traces?size=2000&called=0.2   traces, a fifth with a tool call
+    assay.data.tool_tasks:products?size=2000&split=train yields problems such as 482*937=.
+    assay.data.tool_tasks:product_traces?size=2000&called=0.2 yields traces, 20 % with tool calls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def products(
 ) -> Sequence[Problem]:
     """Return problems such as ``482*937=`` whose spec is ``{"answer": "451634"}``.
 
-    Both factors have ``digits`` digits. Rows may repeat if few products satisfy the settings.
+    Both factors have ``digits`` digits. Rows may repeat if few products exist for the settings.
     """
     _check(split, digits)
 
@@ -54,11 +54,13 @@ def product_traces(
     called: float = 0.2,
     slipped: float = 0.2,
 ) -> Sequence[Trace]:
-    """Return traces such as ``482*937=`` with ``calculator(482*937)=451634;451634``.
+    """Return traces whose prompt is ``482*937=`` and whose completion is
+    ``calculator(482*937)=451634;451634``.
 
-    called: share of traces that call the calculator. Traces without a call guess a number with
-    about the right number of digits. slipped: share of calls with one wrong digit, and therefore a
-    wrong result. The calculator's output, ``=451634;``, is injected text and masked from the loss.
+    called: fraction of traces that call the calculator. Traces without a call guess a number with
+    about the right number of digits. slipped: fraction of calls in which one digit is wrong, which
+    makes the result wrong. The calculator's output, ``=451634;``, is injected text and masked from
+    the loss.
     """
     _check(split, digits)
     for name, share in (("called", called), ("slipped", slipped)):
@@ -69,8 +71,7 @@ def product_traces(
         left, right = draw_factors(random, split, digits)
         if random.random() >= called:
             low, high = 10 ** (digits - 1), 10**digits - 1
-            # The guessed number is the product of two other factors, so that it has a realistic
-            # size.
+            # The guess is the product of two other factors, so that it has a realistic size.
             guess = random.randint(low, high) * random.randint(low, high)
             return Trace(f"{left}*{right}=", f"{guess}")
         asked = f"{left}*{right}"
@@ -89,7 +90,7 @@ def product_traces(
 
 
 def draw_factors(random: Random, split: Split, digits: int) -> tuple[int, int]:
-    """Return two random factors whose product belongs to the split."""
+    """Return two random factors whose product belongs to the given split."""
     for _ in range(10_000):
         left, right = (random.randint(10 ** (digits - 1), 10**digits - 1) for _ in range(2))
         if in_split(f"{left}*{right}", split):

@@ -1,4 +1,4 @@
-"""Traces: prompts with target completions, for the supervised stage."""
+"""Traces: prompts with target completions, for supervised training (SFT)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A prompt and its target completion.
+    """A prompt and the target completion that training imitates.
 
     source: ``file.jsonl:12``. think, effort: see `Problem`. said: character spans of the assistant
     turns, as in `assay.types.Completion`. Text outside the spans, such as a tool's result, is
-    masked from the loss. If ``said`` is empty, the loss covers the whole completion.
+    masked from the loss. If ``said`` is empty, the loss covers all tokens of the completion.
     """
 
     prompt: Text
@@ -43,7 +43,8 @@ class Trace:
 def read_trace(row: Any, where: str, default_id: str) -> Trace:
     """Return the trace of a row; a row that is a `Trace` is validated and returned.
 
-    A row has either a prompt and a completion or ``messages`` that end with the assistant. Prompt
+    A row has a prompt and a completion, or ``messages`` whose last message is by the assistant.
+    Prompt
     keys: ``prompt``, ``question``, ``problem``. Completion keys: ``completion``,
     ``generated_solution``, ``solution``. The key ``said`` is optional.
     """
@@ -61,14 +62,14 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
 
 
 def read_said(value: Any, text: str, where: str) -> Spans:
-    """Validate the character spans of the assistant turns; raises DataError."""
+    """Validate character spans of assistant turns; raises DataError."""
     if value is None or value == () or value == []:
         return ()
-    # `operator.index` accepts integers of every library, NumPy's too, and rejects floats.
+    # `operator.index` accepts integers of every library, such as NumPy's, and rejects floats.
     try:
         spans = tuple((operator.index(start), operator.index(end)) for start, end in value)
     except (TypeError, ValueError):
-        # Spans that are not integers become an unsorted span, which the check below rejects.
+        # Spans that are not integers become an unsorted span, which the next check rejects.
         spans = ((1, 0),)
     places = [0, *(place for span in spans for place in span), len(text)]
     if places != sorted(places):

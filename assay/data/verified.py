@@ -1,4 +1,4 @@
-"""Verification status of traces, read from the manifests that data transforms write."""
+"""Verification status of training traces, read from the manifests that data transforms write."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN = "verified", "not verified", "unknown orig
 
 
 def verified_words(sources: Sequence[str]) -> str:
-    """Return the status of the sources' rows, such as "verified" or "verified, unknown origin".
+    """Return the verification status of the rows in several sources, such as "verified" or
+    "verified, unknown origin".
 
-    "verified": the data transform ``select`` kept only completions that passed a verifier. "not
-    verified": a model wrote the rows, and no transform selected by verdict. "unknown origin": no
-    manifest records how the rows were written.
+    "verified": the data transform ``select`` kept only completions that a verifier passed. "not
+    verified": a model wrote the rows, and no data transform selected rows by verdict. "unknown
+    origin": no manifest records how the rows were written.
     """
     found = {words for source in sources for words in _found(source)}
     return ", ".join(words for words in (VERIFIED, UNVERIFIED, UNKNOWN_ORIGIN) if words in found)
@@ -29,7 +30,7 @@ class _Input(BaseModel):
 
 
 class _ManifestKeys(BaseModel):
-    """The keys of a manifest that determine the status."""
+    """The keys of a data transform's manifest that determine the verification status."""
 
     stage: str
     settings: dict[str, Any]
@@ -37,15 +38,15 @@ class _ManifestKeys(BaseModel):
 
 
 def _found(source: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the status of a source, by following its manifest's inputs back to ``select`` or
+    """Yield the status of a source: its manifest's inputs are followed back to ``select`` or
     ``collect``."""
     path = Path(source).expanduser()
     try:
         file = (path if path.is_dir() else path.parent) / MANIFEST
-        # Only regular files are read, because reading a pipe may never end.
+        # Only regular files are read, because reading from a pipe might never end.
         made = _ManifestKeys.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValueError):
-        # The manifest is damaged, or an unrelated file of the user has the manifest's name.
+        # Either the manifest is damaged, or a file of the user has the name of a manifest.
         made = None
     # A damaged manifest may list itself as its input, which would recurse without end.
     if made is None or source in seen:

@@ -1,13 +1,13 @@
-"""Built-in generated problems: lists of words under machine-checkable instructions.
+"""Built-in generated problems: write a list of words that follows machine-checkable instructions.
 
-The instructions are those IFEval types that the verifier ``instructions`` checks without an extra
-library. Row n depends only on the seed and on n. A hash of the prompt assigns each row to the train
-or heldout split.
+All instructions have IFEval types that the verifier ``instructions`` checks without an extra
+library. Row n of a source depends only on its seed and on n. A hash of the prompt assigns each row
+to the train or heldout split.
 
-Source addresses, each with the rows that the address yields:
+This module defines the data sources at the following addresses.
 
-    assay.data.word_tasks:word_lists?size=2000&split=train       such as "at least 3 words, quoted:"
-    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3   traces that ignore instructions
+    assay.data.word_tasks:word_lists?size=2000 yields problems such as "at least 3 words, quoted:".
+    assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3 yields traces that miss instructions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from assay.data.traces import Trace
 from assay.errors import DataError, message
 from assay.types import Problem
 
-# Words have a single letter, so that a byte-level model need not learn to spell.
+# The words are single letters, so that a byte-level model need not learn to spell.
 WORDS = tuple("abcdefghijkl")
 MOST_WORDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class WordInstruction:
-    """One instruction: its text in the prompt, its IFEval id and its arguments."""
+    """One instruction of a problem: its text in the prompt, its IFEval id and its arguments."""
 
     text: str
     id: str
@@ -41,9 +41,10 @@ class WordInstruction:
 def word_lists(
     size: int = 1000, seed: int = 0, split: Split = "train", most: int = 4
 ) -> Sequence[Problem]:
-    """Return problems such as ``at least 3 words, with b, end d:``, for ``instructions``.
+    """Return problems such as ``at least 3 words, with b, end d:``, for the verifier
+    ``instructions``.
 
-    Each problem has 3 to ``most`` instructions, out of five types; rows may repeat.
+    Each problem has between 3 and ``most`` instructions, out of five types; rows may repeat.
     """
     _check(split, most)
 
@@ -61,7 +62,8 @@ def word_lists(
 def imperfect_lists(
     size: int = 1000, seed: int = 0, split: Split = "train", most: int = 4, missed: float = 0.3
 ) -> Sequence[Trace]:
-    """Return traces such as ``at least 3 words, with b, end d:`` with ``b a g d``.
+    """Return traces whose prompt is ``at least 3 words, with b, end d:`` and whose completion is
+    ``b a g d``.
 
     The reply ignores each instruction with probability ``missed``, but may follow an ignored
     instruction by chance.
@@ -79,8 +81,10 @@ def imperfect_lists(
 
 
 def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
-    """Return compatible instructions whose prompt belongs to the split."""
-    # Three distinct words and one instruction per type: no two instructions contradict each other.
+    """Return instructions that do not contradict each other, and whose prompt belongs to the given
+    split.
+    """
+    # With three distinct words and one instruction per type, no two instructions contradict.
     while True:
         few, many = random.randint(3, MOST_WORDS), random.randint(2, MOST_WORDS)
         there, gone, last = random.sample(WORDS, 3)
@@ -108,21 +112,21 @@ def draw(random: Random, split: Split, most: int) -> list[WordInstruction]:
 
 
 def prompt_of(asked: Sequence[WordInstruction]) -> str:
-    """Return the prompt text of several instructions, such as ``with b, quoted:``."""
+    """Return instructions as the text of a prompt, such as ``with b, quoted:``."""
     return f"{', '.join(one.text for one in asked)}:"
 
 
 def written(random: Random, asked: Sequence[WordInstruction]) -> str:
-    """Return a list of words that follows all instructions."""
+    """Return a list of words that follows all of the instructions."""
     said = {key: value for one in asked for key, value in one.kwargs.items()}
-    # A list that must contain one word and end with another word needs at least two words.
+    # A list that must contain one word and end with another needs at least two words.
     low, high = 1 + ("keywords" in said and "end_phrase" in said), MOST_WORDS
     if "num_words" in said and said["relation"] == "less than":
         high = said["num_words"] - 1
     elif "num_words" in said:
         low = max(low, said["num_words"])
     free = [word for word in WORDS if word not in said.get("forbidden_words", ())]
-    # The keyword must not overwrite the last word, so its position excludes the last position.
+    # The keyword must not overwrite the last word, so its random position is before the last.
     words = random.choices(free, k=random.randint(low, high))
     if "end_phrase" in said:
         words[-1] = said["end_phrase"]

@@ -1,1 +1,3 @@
-"""Sweeps: arms times paired seeds of one training configuration, and their comparison."""
+"""A sweep trains several variants (arms) of one configuration with the same seeds, and compares
+them.
+"""

@@ -1,4 +1,4 @@
-"""Write a sweep that retrains a run without each term of its reward."""
+"""Write a sweep file that trains a run again, each time without one term of its reward."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ def write_ablation(
     overwrite: bool = False,
     trust_run: bool = False,
 ) -> Path:
-    """Write a sweep file with one arm per reward term of a run, without this term.
+    """Write a sweep file that has one arm per term of a run's reward; each arm trains without its
+    term.
 
-    A term is switched off by the weight 0: it is still measured and recorded, and the first term
-    still decides which completions are correct. overrides: changes of all arms. report: sources of
+    The weight 0 switches a term off: the term is still measured and recorded.
+    The first term of the reward still decides which completions are correct. overrides: changes of
+    all arms. report: sources of
     report problems. out: the file; None: ``ablate_RUN.toml``. Returns the file.
 
-    Guard rules about the reward only warn in the sweep, because a run without its correctness does
-    what these rules find, and a stopped run could not be compared.
+    Guard rules about the reward only warn in the sweep: an arm without the correctness term fires
+    these rules, and a stopped run could not be compared.
 
-    Raises UserError for a run whose reward has one term, and for an existing other file.
+    Raises UserError for a run whose reward has only one term, and if another file already exists at
+    the path.
     """
     config = open_config(run, overrides=overrides, trust_run=trust_run)
     arms = {BASELINE: {"about": "the run as it is"}, **_arms(config, run)}
@@ -76,12 +79,14 @@ def write_ablation(
 
 
 def _rules(config: TrainConfig, run: Path) -> list[str]:
-    """Return the guard rules that stop the run because of its reward or its policy."""
+    """Return the names of the guard rules that can stop the run because of its reward or its
+    policy.
+    """
     rows = [read_step_rows(run / f"{name}.jsonl") for name in ("metrics", "evaluations")]
     keys = {key for row in [*rows[0], *rows[1]] for key in row}
 
     def is_measured(rule: Rule) -> bool:
-        # A guard rule whose metrics a run lacks would end the run after its first step.
+        # A guard rule would end a run that lacks the rule's metrics after the run's first step.
         of_heldout = "eval/pass_at_1" in rule.reads or rule.check == "against_heldout"
         found = bool(rows[1]) if of_heldout else any(filter_keys(keys, one) for one in rule.reads)
         return found or not rule.needs
@@ -91,7 +96,7 @@ def _rules(config: TrainConfig, run: Path) -> list[str]:
 
 
 def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:
-    """Return an arm for each term of the run's verifier expressions."""
+    """Return one arm for each reward term of the run; the arm sets the weight of its term to 0."""
     if config.drawing is None or config.distill is not None:
         accepted = "a run that learns from its verifier, such as [rl]"
         raise ConfigError(message(str(config_of(run)), f"a run of [{config.stage}]", accepted))
@@ -118,7 +123,7 @@ def _arms(config: TrainConfig, run: Path) -> dict[str, dict[str, object]]:
 
 
 def _expressions(config: TrainConfig) -> Mapping[str, str]:
-    """Return all verifier expressions of a configuration by key."""
+    """Return all verifier expressions of a configuration, by configuration key."""
     data = config.data
     found = {"data.verifier": data.verifier}
     of_parts = {name for name, part in data.mixture.items() if part.verifier}
@@ -126,15 +131,14 @@ def _expressions(config: TrainConfig) -> Mapping[str, str]:
         if not re.fullmatch(r"[\w-]+", tag):
             accepted = "tags of letters, digits, _ and -, which an override can name"
             raise ConfigError(message("data.verifier_by_tag", json.dumps(tag), accepted))
-        # In a mixture, a part's own verifier takes precedence over the same tag in
-        # data.verifier_by_tag.
+        # For a tag, the verifier of a mixture's part takes precedence over data.verifier_by_tag.
         key = f"mixture.{tag}.verifier" if tag in of_parts else f"verifier_by_tag.{tag}"
         found[f"data.{key}"] = expression
     return found
 
 
 def _without(expression: str, name: str) -> str:
-    """Return a verifier expression in which all terms with a name have the weight 0."""
+    """Return a verifier expression in which every term with the given name has the weight 0."""
     terms = parse_expression(expression)
     if all(one.name != name for one in terms):
         return expression
@@ -144,8 +148,8 @@ def _without(expression: str, name: str) -> str:
 def _word(term: Term, off: bool) -> str:
     if off:
         return f"{term.name}*0"
-    # A term without a number keeps its default weight, which the verifier declares.
-    # The grammar of expressions allows a sign only before a term, not before its number.
+    # A reward term without a number keeps the default weight that its verifier declares.
+    # In a verifier expression, a minus sign may precede a term, but not the number in the term.
     is_negative = term.negative or (term.weight or 0.0) < 0
     weight = "" if term.weight is None else f"*{abs(term.weight)!r}"
     return f"{'-' if is_negative else ''}{term.name}{weight}"

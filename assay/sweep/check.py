@@ -1,4 +1,4 @@
-"""Check the trials of a sweep before anything trains: settings, rows, comparability, report set."""
+"""Check a sweep before any training: settings, data rows, comparability of the arms, report set."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FIRST_TERM = f"data.verifier{FIRST}"
 
 
 def check_sweep(file: SweepFile, trials: Sequence[Trial], parallel: int) -> None:
-    """Raise ConfigError with every fault of the trials of one or more seeds.
+    """Raise ConfigError with every fault of a sweep's trials, for one or more seeds.
 
-    Cheap checks come first: if the settings have faults, no rows are read.
+    Settings are checked first; data rows are read only if the settings have no fault.
     """
     first = [trial for trial in trials if trial.seed == trials[0].seed]
     checks = (_without_effect(file, first), _not_comparable(file, first), _threads(first, parallel))
@@ -58,15 +58,17 @@ def _without_effect(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a message for each arm that measures another held-out accuracy than the baseline."""
+    """Yield a message for each arm whose held-out accuracy is measured differently from the
+    baseline's.
+    """
     if not is_of_evaluations(file.settings.metric):
         return
     alike = {trial.arm: _measured(trial.configs[-1]) for trial in trials}
     of_baseline = alike[file.settings.baseline]
     for arm, measured in alike.items():
         for key in {**of_baseline, **measured}:
-            # If a tag has no verifier of its own, its rows have the verifier of all rows.
-            # Options of a verifier that only one arm uses follow from another difference.
+            # Rows of a tag without a verifier of its own are judged by the default verifier.
+            # If only one arm uses a verifier, another setting differs; its options are skipped.
             usual, value = (
                 one.get(key, one[FIRST_TERM] if key.endswith(FIRST) else None)
                 for one in (of_baseline, measured)
@@ -91,7 +93,7 @@ def _measured(config: TrainConfig) -> dict[str, str]:
     terms[FIRST_TERM] = data.verifier
     first = {key: parse_expression(one)[0].name for key, one in terms.items()}
     names = dict.fromkeys(name for one in first.values() for name in one.split("|"))
-    # Options can change what counts as correct.
+    # Options of a verifier can change which answers count as correct.
     options = {f"verification.options.{one}": str(own_options.get(one, {})) for one in names}
     return {
         "data.heldout": ", ".join(_heldout(config)) or "none",
@@ -109,12 +111,12 @@ def _heldout(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
-    """Yield a message if several runs at a time would each take all cores."""
+    """Yield a message if several runs that train at the same time would each use all CPU cores."""
     unset = [trial.arm for trial in trials if trial.configs[-1].run.threads is None]
     if parallel > 1 and unset:
-        # With the number of threads, the last bits of a result change, so the number cannot depend
-        # on --parallel.
-        # A serial sweep and a parallel one must give the same figures.
+        # The number of threads changes the last bits of a result.
+        # The number of threads must therefore not depend on the option --parallel.
+        # A sweep with serial runs and a sweep with parallel runs must give the same figures.
         accepted = "a number, or each of the runs takes all cores"
         remedy = (
             'add set = ["run.threads=1"] (in a recipe shared.run.threads=1) above the arms, or'
@@ -125,7 +127,7 @@ def _threads(trials: Sequence[Trial], parallel: int) -> Iterator[str]:
 
 
 def _check_rows(file: SweepFile, trials: Sequence[Trial]) -> None:
-    """Raise ConfigError for the arms whose existing rows or verifiers are invalid."""
+    """Raise ConfigError for arms whose data files have invalid rows or invalid verifiers."""
     complaints = ArmComplaints(file)
     for trial in trials:
         with complaints.of(trial.arm):
@@ -150,14 +152,16 @@ def _read(trial: Trial) -> None:
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Words of a prompt, and its row's location."""
+    """The words of a prompt, and the file and line of the prompt's row."""
 
     words: tuple[str, ...]
     place: str
 
 
 def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield a message for the first question of the report set that a source of an arm contains."""
+    """Yield a message for the first report question that also occurs in the training data of an
+    arm.
+    """
     report = file.settings.report
     assert report is not None
     where = file.place("report.problems")
@@ -170,7 +174,7 @@ def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     for problem in problems:
         questions.add(normalize(problem))
         places.append(problem.place)
-    # Each source is read only once, because arms usually share their sources.
+    # Each data source is read only once, because arms usually share their data sources.
     for source, arm in _sources(trials).items():
         for prompt in _prompts(source):
             if (same := questions.equal(prompt.words)) is not None:
@@ -181,7 +185,7 @@ def overlap(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _sources(trials: Sequence[Trial]) -> dict[str, str]:
-    """Return every source of rows that a trial names and that exists, with one arm that uses it."""
+    """Return each existing data source of the trials, with one of the arms that use the source."""
     found: dict[str, str] = {}
     for trial in trials:
         listed = [source for config in trial.configs for source in _of_config(config)]
@@ -189,10 +193,9 @@ def _sources(trials: Sequence[Trial]) -> dict[str, str]:
             for stage in trial.recipe.stages.values():
                 listed += stage.tree.get("inputs", ()) if stage.kind == "data" else ()
         made = f"{Path(trial.name).absolute()}/"
-        # The outputs of a recipe's own stages derive from sources that are checked too.
+        # Outputs of a recipe's own stages derive from data sources that are checked as well.
         own = ("@", f"{RUN_PREFIX}@", made, f"{RUN_PREFIX}{made}")
-        # The list of sources grows while it is read, because the other run may itself learn from a
-        # run.
+        # The loop appends to the list of sources, because a source run may itself learn from a run.
         listed = list(dict.fromkeys(listed))
         for source in listed:
             if source.startswith(own):
@@ -206,7 +209,7 @@ def _sources(trials: Sequence[Trial]) -> dict[str, str]:
 
 
 def _of_run(run: Path, known: Sequence[str]) -> Iterator[str]:
-    """Yield the sources of another run, whose rollouts an arm learns from."""
+    """Yield the data sources of another run, if an arm learns from the rollouts of that run."""
     names = [name for source in known if (name := python_name(source)) is not None]
     try:
         yield from _of_config(open_config(run, SOURCES, allow=names))
@@ -225,11 +228,13 @@ def _of_config(config: TrainConfig) -> Iterator[str]:
 
 
 def _prompts(source: str) -> Iterator[_Prompt]:
-    """Yield the prompts of a source: problems, traces, pairs or documents."""
+    """Yield the prompts of a data source, which has problems, traces, preference pairs or
+    documents.
+    """
     for row in load_rows("rows", Record.read, [source], on_bad_row="skip"):
         try:
             part = "all" if DOCUMENT in row.keys else "prompt"
             yield _Prompt(words_in(row.text(part)), row.source)
         except DataError:
-            # Rows of another form, such as stored trees of thought, have no prompt to compare.
+            # Other types of rows, such as stored trees of thought, have no prompt to compare.
             continue

@@ -1,4 +1,6 @@
-"""Results of a sweep: each arm's values by seed, paired differences, corrected p values."""
+"""Results of a sweep: each arm's metric by seed, paired differences to the baseline, corrected p
+values.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ CHANCE = 0.05
 class ArmRow:
     """One arm of the table.
 
-    values: metric of an arm by seed; seeds whose run did not finish are missing. difference: of the
-    arm minus the baseline, over the seeds that both have; None for the baseline. p_holm: p value of
-    the difference after Holm's correction for all comparisons of the table.
+    values: the arm's metric by seed; a seed is missing if its run did not finish. difference:
+    metric of the arm minus metric of the baseline, over the seeds that both have; None for the
+    baseline
+    itself. p_holm: p value of the difference to the baseline, after Holm's correction for all arms
+    of the table.
     """
 
     arm: str
@@ -33,7 +37,7 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class SweepTable:
-    """Comparison of all arms with the baseline, over one list of seeds."""
+    """Comparison of all arms of a sweep with the baseline, over one list of seeds."""
 
     seeds: Sequence[int]
     baseline: str
@@ -41,32 +45,35 @@ class SweepTable:
 
     @property
     def compared(self) -> list[ArmRow]:
-        """Arms that are compared with the baseline."""
+        """The arms that are compared with the baseline, without the baseline itself."""
         return [row for row in self.arms if row.difference is not None]
 
     @property
     def expected_by_chance(self) -> float:
-        """Expected number of intervals that exclude 0 if no arm differs from the baseline."""
+        """Expected number of confidence intervals that exclude 0 if no arm differs from the
+        baseline.
+        """
         return CHANCE * len(self.compared)
 
     @property
     def num_seeds(self) -> int:
-        """Number of seeds of the arm with the fewest finished pairs."""
+        """Smallest number of seeds, over all arms, for which both the arm and the baseline
+        finished.
+        """
         return min((row.difference.num_seeds for row in self.compared if row.difference), default=0)
 
     @property
     def is_enough(self) -> bool:
-        """Whether the comparison has enough seeds for a claim."""
+        """Whether the comparison has enough seeds for a claim that arms differ."""
         return self.num_seeds >= MIN_SEEDS
 
     def best(self, higher: bool) -> ArmRow:
-        """Return the arm with the best mean difference to the baseline.
+        """Return the arm with the highest mean difference to the baseline.
 
-        In a tie the baseline wins, and after it the first arm in the file. An arm without a
-        finished pair cannot win.
+        If arms tie, the baseline wins, or else the arm that comes first in the sweep file. An arm
+        cannot win if it shares no finished seed with the baseline.
         """
-        # An arm that lost its bad seeds would otherwise win, because means over different seeds are
-        # not comparable.
+        # Means over different seeds are not comparable: an arm would win by losing its bad seeds.
         gains = {self.baseline: 0.0}
         for row in self.compared:
             if row.difference is not None and row.difference.num_seeds:
@@ -75,11 +82,11 @@ class SweepTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether every arm has a value for every seed."""
+        """Whether every arm has a value of the metric for every seed."""
         return all(len(row.values) == len(self.seeds) for row in self.arms)
 
     def row(self, arm: str) -> ArmRow:
-        """Return the row of an arm."""
+        """Return the table row of an arm."""
         return next(row for row in self.arms if row.arm == arm)
 
     def as_dict(self) -> dict[str, Any]:
@@ -99,9 +106,9 @@ def compare_arms(
     baseline: str,
     seeds: Sequence[int],
 ) -> SweepTable:
-    """Compare each arm with the baseline, seed by seed.
+    """Compare each arm with the baseline, using the runs of the same seed as pairs.
 
-    values: metric by arm and seed; seeds of unfinished runs are missing.
+    values: metric by arm and seed; seeds whose run did not finish are missing.
     """
     base = values[baseline]
     differences: dict[str, SeedDifference] = {}
@@ -110,7 +117,7 @@ def compare_arms(
         if arm != baseline:
             found = [by_seed[seed] - base[seed] for seed in both]
             differences[arm] = SeedDifference.of(found)
-    # A comparison without a p value counts as a comparison that found nothing.
+    # Without a p value, a comparison counts as one that found no difference.
     p_values = [1.0 if one.p_value is None else one.p_value for one in differences.values()]
     corrected = dict(zip(differences, holm(p_values), strict=True))
     rows = [

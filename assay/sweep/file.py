@@ -1,4 +1,4 @@
-"""Read a sweep file: the base, the arms, the seeds, the metric and the report set."""
+"""Read a sweep file: the base configuration, the arms, the seeds, the metric and the report set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class ArmSection(Section):
 
 
 class ReportSection(Section):
-    """Problems on which the winner is reported; these problems influence no choice."""
+    """Problems on which only the winning arm and the baseline are measured; no choice depends on
+    them.
+    """
 
     problems: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of problems. A question that any arm trains or evaluates on is an error."""
@@ -72,7 +74,7 @@ class SweepSection(Section):
 
 @dataclass(frozen=True)
 class SweepFile:
-    """A validated sweep file. lines: line number of each dotted key."""
+    """A validated sweep file. lines: line number in the sweep file of each dotted key."""
 
     path: Path
     settings: SweepSection
@@ -80,23 +82,24 @@ class SweepFile:
 
     @property
     def name(self) -> str:
-        """The name of a sweep is the name of its file."""
+        """The name of a sweep is the name of its file without the suffix."""
         return self.path.stem
 
     def place(self, key: str) -> str:
-        """Return ``file:line key`` for error messages."""
+        """Return ``file:line key`` as the location in error messages."""
         line = self.lines.get(key)
         return f"{self.path}{f':{line}' if line else ''} {key}"
 
     def base_of(self, arm: str) -> tuple[str, str]:
-        """Return the base that an arm names, and the key that names it."""
+        """Return the base configuration of an arm, and the key of the sweep file that names it."""
         own = self.settings.arms[arm].base
         return (self.settings.base, "base") if own is None else (own, f"arms.{arm}.base")
 
     @property
     def other_seeds(self) -> tuple[int, ...]:
-        """Seeds of the second sweep: the seeds of the first sweep, shifted beyond its largest
-        seed."""
+        """Seeds of a second, confirming sweep: the first sweep's seeds, shifted beyond the largest
+        of them.
+        """
         seeds = self.settings.seeds
         return tuple(seed + max(seeds) - min(seeds) + 1 for seed in seeds)
 
@@ -105,8 +108,8 @@ def read_sweep(path: Path) -> SweepFile:
     """Read and validate a sweep file. Raises ConfigError with one line per fault."""
     tree, lines = read_toml(path)
     if "arms" not in tree:
-        # The base is checked first, because a run file or recipe would get one line for each
-        # unknown key.
+        # A run file or recipe in place of a sweep file would give one line for each unknown key.
+        # The key `base` is therefore checked first.
         accepted = "a sweep file, with base, baseline, seeds and a table [arms.NAME] for each arm"
         raise ConfigError(message(str(path), "no [arms]", accepted))
     settings = read_section(SweepSection, tree, str(path), lines)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from assay.sweep.comparison import ArmRow, SweepTable
 
-# Mid-tones with enough contrast on white and on a dark page alike.
+# Mid-tones have enough contrast on a white page and on a dark page.
 INK, COLOR = "#7a8290", "#2f8fd8"
 
 
 def draw_forest(table: SweepTable, metric: str) -> str:
-    """Return the figure as SVG: each arm's differences to the baseline, with mean and interval.
+    """Return a forest plot as SVG: each arm's mean difference to the baseline, with its interval.
 
     Equal numbers give equal bytes.
     """
@@ -67,7 +67,7 @@ def _pairs(table: SweepTable, row: ArmRow) -> list[float]:
 
 
 def _ticks(low: float, high: float) -> Sequence[float]:
-    """Return three to seven round numbers within a range."""
+    """Return three to seven round numbers within a range, as the ticks of an axis."""
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(one * power for one in (1, 2, 5, 10) if one * power >= rough)

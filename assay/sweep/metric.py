@@ -1,4 +1,4 @@
-"""The compared number of a run: names that a sweep accepts, and reading it from a finished run."""
+"""The metric that a sweep compares: the accepted names, and the value of a finished run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ACCURACY = "accuracy"
 LAST = 10
 """Number of steps at the end over which a metric of the steps is averaged."""
 
-# The metric is checked before the first run, because a run that lacks it may take hours.
-# docs/metrics.md explains each name; tests/sweep compares the page with this table.
+# The name of the metric is checked before the first run, because a run may take hours.
+# docs/metrics.md explains each metric; tests/sweep compares the page with this table.
 METRICS: Mapping[str, str] = {
     "advantage": "mean std",
     "critic": "clip_fraction explained_variance grad_norm loss return_mean value_mean",
@@ -57,7 +57,7 @@ OPEN = ("reward", "family", "mixture", "time", "speed", "verify", "eval/pass_at_
 
 
 def check_metric(name: str) -> str:
-    """Return why a name cannot be a metric; "" for a metric that a run may have."""
+    """Return the reason why a name cannot be the metric of a sweep; "" for a valid metric."""
     part, _, rest = name.partition("/")
     names = [f"{group}/{one}" for group, ones in METRICS.items() for one in ones.split()]
     is_open = rest and (part in OPEN or name.startswith(OPEN[-1]))
@@ -69,7 +69,7 @@ def check_metric(name: str) -> str:
 
 
 def is_of_evaluations(name: str) -> bool:
-    """Whether a metric belongs to held-out evaluations."""
+    """Whether a metric is measured on held-out problems."""
     return name == ACCURACY or name.startswith("eval/")
 
 
@@ -96,7 +96,7 @@ def value_of(run: Path, name: str) -> float:
 
 
 def num_not_judged(run: Path, name: str) -> int:
-    """Return the number of completions of the measured evaluation that have no verdict."""
+    """Return how many completions have no verdict in the evaluation that gives the metric."""
     if not is_of_evaluations(name):
         return 0
     last = _last_evaluation(read_step_rows(run / "evaluations.jsonl"))
@@ -104,10 +104,9 @@ def num_not_judged(run: Path, name: str) -> int:
 
 
 def _last_evaluation(rows: Sequence[Row]) -> Row:
-    """Return the last evaluation of the deciding kind; empty if the last step has none."""
-    # An evaluation that could not be judged has no accuracy.
-    # An earlier evaluation does not replace it, because all arms would have the same accuracy at
-    # step 0.
+    """Return the last held-out evaluation of a run; empty if the last step was not evaluated."""
+    # An evaluation without verdicts has no accuracy, so the run has no value.
+    # An earlier evaluation is no substitute, because all arms have the same accuracy at step 0.
     deciding = of_deciding_kind(rows) or rows
     alike = [row for row in rows if kind_of(row) == kind_of(deciding[0])]
     return alike[-1] if alike and alike[-1]["step"] == rows[-1]["step"] else {}

@@ -1,4 +1,4 @@
-"""The page of a sweep: table, figure and explanations, as text, Markdown and SVG."""
+"""The results page of a sweep: table, figure and explanations, as text, Markdown and SVG."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ HEAD = ("arm", "mean", "difference (95 % interval)", "p", "p, Holm")
 
 @dataclass(frozen=True)
 class Reported:
-    """Accuracy of the winner on the report set, which influenced no choice.
+    """Accuracy of the winning arm on the report set, on which no choice depended.
 
-    table: the winner and the baseline on the report set, or only the baseline if it won.
+    table: the winning arm and the baseline on the report set, or only the baseline if the baseline
+    won.
     """
 
     problems: Sequence[str]
@@ -34,12 +35,12 @@ class Reported:
 class SweepResult:
     """Result of a sweep.
 
-    first: comparison over the seeds in the sweep file. other: comparison over other seeds, if other
-        seeds were requested.
-    reported: the winner's result on the report set; None without a report set, or if a run is
-    missing. unfinished: for each run that did not finish or lacks the metric, the reason by the
-    run's name. not_judged: for each run whose measured evaluation lacks verdicts, the number of
-    such completions, by the run's name.
+    first: comparison over the seeds that the sweep file lists. other: comparison over further
+        seeds, if the command requested further seeds.
+    reported: the winning arm's result on the report set; None without a report set, or if a run did
+    not finish. unfinished: reasons why runs did not finish or lack the metric, by the run's name.
+    not_judged: number of completions without a verdict in the evaluation that gives the metric, by
+    the run's name.
     """
 
     name: str
@@ -55,7 +56,9 @@ class SweepResult:
 
     @property
     def winner(self) -> ArmRow:
-        """The arm with the best mean difference to the baseline over the file's seeds."""
+        """The arm with the highest mean difference to the baseline, over the seeds in the sweep
+        file.
+        """
         return self.first.best(self.better == "higher")
 
     @property
@@ -66,7 +69,8 @@ class SweepResult:
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values.
 
-        The written results do not depend on time, machine, kills or ``--parallel``.
+        The written results do not depend on the time, the machine, killed processes or
+        ``--parallel``.
         """
         reported = None
         if self.reported is not None:
@@ -91,14 +95,14 @@ class SweepResult:
 
 
 def write_results(result: SweepResult, folder: Path) -> None:
-    """Write ``results.json``, ``sweep.md`` and the figure into the sweep's folder."""
+    """Write a sweep's results into its folder: ``results.json``, ``sweep.md`` and the figure."""
     write_json(folder / "results.json", result.as_dict())
     write_atomic(folder / FIGURE, draw_forest(result.first, result.metric).encode())
     write_atomic(folder / "sweep.md", as_markdown(result).encode("utf-8", "replace"))
 
 
 def as_text(result: SweepResult) -> str:
-    """Return the tables for a terminal."""
+    """Return the result tables as text for a terminal."""
     lines: list[str] = []
     for title, table in _tables(result):
         lines += [title, *aligned([HEAD, *map(_cells, table.arms)], right=(1, 3, 4)), ""]
@@ -164,7 +168,7 @@ def _p(value: float | None) -> str:
 
 
 def _notes(table: SweepTable) -> Iterator[str]:
-    """Yield sentences about what the table shows and does not show, one sentence a line."""
+    """Yield sentences about the conclusions that the table allows, one sentence per line."""
     count = len(table.compared)
     if not count:
         return
@@ -235,7 +239,7 @@ def _about_winner(result: SweepResult) -> Iterator[str]:
 
 
 def _replication(first: SweepTable, other: SweepTable) -> Iterator[str]:
-    """For each difference of the first sweep, yield whether the second sweep confirms it."""
+    """For each difference to the baseline, yield whether the sweep with other seeds confirms it."""
     for row in first.compared:
         again = other.row(row.arm).difference
         found = row.difference

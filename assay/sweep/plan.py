@@ -1,4 +1,4 @@
-"""Dry run of a sweep: its runs, the planned time of each arm, and the time of all."""
+"""Dry run of a sweep: its runs, the planned time of each arm, and the total time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from assay.sweep.trials import Trial, shared_stages, trials_of
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """Planned cost of one run of an arm, without shared stages.
+    """Planned cost of one run of an arm, without the stages that the arms share.
 
-    changes: overrides of the arm. minutes: training time without evaluations; None: unknown.
+    changes: overrides of the arm. minutes: planned training time without evaluations; None if
+    unknown.
     """
 
     arm: str
@@ -31,7 +32,7 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Dry run of a sweep. shared: minutes per seed by shared stage."""
+    """Dry run of a sweep. shared: planned minutes of each shared stage, for one seed."""
 
     name: str
     arms: Sequence[ArmPlan]
@@ -41,12 +42,14 @@ class SweepPlan:
 
     @property
     def num_runs(self) -> int:
-        """Number of runs, without shared stages."""
+        """Number of runs in the sweep, without the stages that the arms share."""
         return len(self.arms) * len(self.seeds)
 
     @property
     def minutes(self) -> float | None:
-        """Minutes of the whole sweep, if runs do not slow each other; None: unknown."""
+        """Planned minutes of the whole sweep, if parallel runs do not slow each other; None if
+        unknown.
+        """
         each = [*(one.minutes for one in self.arms), *self.shared.values()]
         known = [one for one in each if one is not None]
         if len(known) < len(each):
@@ -76,10 +79,10 @@ class SweepPlan:
 
 
 def plan_sweep(path: Path, parallel: int = 1, other_seeds: bool = False) -> SweepPlan:
-    """Check a sweep as `run_sweep` does, and plan its time without training.
+    """Check a sweep as `run_sweep` does, and estimate its time without training.
 
-    Each arm's first seed is planned: the model is loaded, and a few products and decoding steps are
-    timed. Raises UserError with every fault of every arm of the sweep.
+    The run of each arm's first seed is planned: its model is loaded, and a few matrix products and
+    decoding steps are timed. Raises UserError with every fault of every arm of the sweep.
     """
     file = read_sweep(path)
     seeds = [*file.settings.seeds, *(file.other_seeds if other_seeds else ())]
@@ -101,7 +104,7 @@ def plan_sweep(path: Path, parallel: int = 1, other_seeds: bool = False) -> Swee
 
 
 def _cost_of(trial: Trial) -> tuple[dict[str, float | None], float | None]:
-    """Return the minutes of each stage of a trial, and the largest memory in MiB."""
+    """Return the planned minutes of each stage of a trial, and the peak memory in MiB."""
     if trial.recipe is None:
         from assay.plan.measured.measure import measure
 
@@ -116,7 +119,7 @@ def _cost_of(trial: Trial) -> tuple[dict[str, float | None], float | None]:
         for look in dry_run_recipe(str(path), directory=Path(scratch), quiet=True):
             if isinstance(look, Total):
                 continue
-            # Data transforms have a number of completions, but no estimate of minutes.
+            # A data transform has a number of completions, but no estimate of its minutes.
             is_free = look.cost is not None and not look.cost.is_open and not look.cost.completions
             found = look.cost.minutes if look.cost is not None else None
             minutes[look.stage] = 0.0 if found is None and is_free else found

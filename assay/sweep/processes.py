@@ -1,4 +1,4 @@
-"""Run commands as processes, several at a time; stop them cleanly, and leave none behind."""
+"""Run several commands as parallel processes, stop them cleanly, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ start = subprocess.Popen
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A command. log: file to which the command's output is appended. environment: further
+    """A command. log: file to which the output of the command is appended. environment: further
     variables.
 
-    out: file of standard output alone, which exists only if the command succeeds; None: the log.
+    out: file of the command's standard output, which exists only after success; None sends standard
+    output to the log.
     """
 
     name: str
@@ -37,7 +38,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """Result of a command: exit code and wall-clock seconds."""
+    """Result of a command: exit code and elapsed seconds."""
 
     job: TrainingJob
     code: int
@@ -47,13 +48,14 @@ class JobEnd:
 def run_jobs(
     jobs: Sequence[TrainingJob], parallel: int, ended: Callable[[JobEnd], None]
 ) -> tuple[list[JobEnd], bool]:
-    """Run commands, ``parallel`` at a time.
+    """Run a list of commands as processes, of which ``parallel`` run at the same time.
 
-    Return the results of the commands, and whether the user interrupted them.
+    Return the results of the commands, and whether the user interrupted the commands.
 
-    A failed command does not stop the others. The first Ctrl-C or SIGTERM starts no more commands
-    and sends SIGTERM to the running commands, which end with a checkpoint; a second signal kills
-    them. If this process is killed, its commands are killed too. ended: called after each command.
+    If a command fails, the other commands still run. The first Ctrl-C or SIGTERM sends SIGTERM to
+    the running commands, which end with a checkpoint, and starts no more commands.
+    A second signal kills the running commands. If this process is killed, the commands that it
+    started are killed too. ended: called after each command.
     """
     if not jobs:
         return [], False
@@ -62,7 +64,7 @@ def run_jobs(
     is_told = False
     with ExitStack() as stack:
         mark = WorkerMark(new_family())
-        # A killed sweep must leave no run behind that its next start would find locked.
+        # A run that outlives its killed sweep would lock its folder when the sweep starts again.
         stack.enter_context(watched(mark))
         stop = stack.enter_context(StopSignal())
         try:
@@ -102,8 +104,8 @@ class _Running:
             stdout=self._files[-1],
             stderr=self._files[0],
             env={**os.environ, **job.environment, **environment},
-            # Ctrl-C reaches only this process, which stops each command once.
-            # A second signal would end a run without its checkpoint.
+            # Ctrl-C reaches only this parent process, which stops each command once.
+            # A second signal to a training run would end the run without a checkpoint.
             start_new_session=True,
         )
 
@@ -113,7 +115,7 @@ class _Running:
         return self.job.out.with_name(f"{self.job.out.name}.part")
 
     def end(self) -> JobEnd:
-        """Return the result of an ended command."""
+        """Return the exit code and seconds of a command that has ended."""
         self.close()
         if self.job.out is not None and self.process.returncode == 0:
             put_in_place(self._partial, self.job.out)

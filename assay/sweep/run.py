@@ -1,4 +1,4 @@
-"""Run a sweep: start, resume and keep its runs, measure the winner, and write the results."""
+"""Run a sweep: start, resume and keep its training runs, measure the winner, write the results."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ _OBJECT = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 class Interrupted(Exception):
-    """Raised after Ctrl-C or SIGTERM, when all runs have ended with a checkpoint."""
+    """Raised after Ctrl-C or SIGTERM, as soon as all runs have ended with a checkpoint."""
 
 
 class _Manifest(BaseModel):
-    """Content of a sweep's manifest. keys: hash of settings and inputs of each started run."""
+    """Content of a sweep's manifest. keys: for each started run, the hash of its settings and input
+    files.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,7 +56,7 @@ class _Manifest(BaseModel):
 
 @dataclass
 class SweepFolder:
-    """A sweep's directory and its manifest, which is written at each change."""
+    """The folder of a sweep and its manifest file, which is written after each change."""
 
     folder: Path
     keys: dict[str, str] = field(default_factory=dict[str, str])
@@ -62,7 +64,7 @@ class SweepFolder:
 
     @classmethod
     def read(cls, folder: Path) -> SweepFolder:
-        """Read the sweep's manifest in a directory; without a manifest, the sweep is new.
+        """Read the manifest in a sweep's folder; a folder without a manifest starts a new sweep.
 
         Raises RunError.
         """
@@ -70,7 +72,9 @@ class SweepFolder:
         return cls(folder) if found is None else cls(folder, found.keys, found.other_seeds)
 
     def put(self, name: str, key: str) -> None:
-        """Record the hash of a run or report, before it starts."""
+        """Record the hash of a run's or report's settings and inputs, before the run or report
+        starts.
+        """
         self.keys[name] = key
         self.write()
 
@@ -81,16 +85,17 @@ class SweepFolder:
 
 @dataclass(frozen=True)
 class Runner:
-    """Options with which a sweep runs its commands. command: words that start ``assay`` in another
-    process."""
+    """Options for the commands that a sweep runs as processes. command: words that start the
+    ``assay`` program in another process.
+    """
 
     command: Sequence[str]
     parallel: int
     say: Say
 
     def run(self, jobs: Sequence[TrainingJob], check: Callable[[str], None] | None = None) -> None:
-        """Run commands and print how each command ended. check: function that is called with the
-        name of each command that succeeded.
+        """Run the commands of a sweep, and print how each command ended. check: function that is
+        called with the name of each successful command.
 
         Raises Interrupted after Ctrl-C or SIGTERM.
         """
@@ -116,11 +121,11 @@ def run_sweep(
     directory: Path = Path("sweeps"),
     other_seeds: bool = False,
 ) -> SweepResult:
-    """Run the missing runs of a sweep, and return and write its results.
+    """Run the missing runs of a sweep, then write and return the sweep's results.
 
-    A finished run is kept as long as its settings and input files are unchanged; an interrupted run
-    is resumed. other_seeds: also run all arms with other seeds, now and in later calls. Raises
-    UserError with every fault of every arm for invalid input, and Interrupted after a signal.
+    A finished run is reused as long as its settings and input files are unchanged; an interrupted
+    run is resumed. other_seeds: run all arms with further seeds too, in this call and in all later
+    calls. Raises UserError with every fault of every arm, and Interrupted after Ctrl-C or SIGTERM.
     """
     file = read_sweep(path)
     folder = directory / file.name
@@ -128,10 +133,10 @@ def run_sweep(
     has_others = other_seeds or SweepFolder.read(folder).other_seeds
     trials, others = _checked_trials(file, has_others, runner.parallel)
     folder.mkdir(parents=True, exist_ok=True)
-    # Two processes at a time would start the same runs.
+    # Two sweep commands at the same time would start the same runs.
     lock = DirectoryLock(folder)
     try:
-        # Another command may have ended since the check, and the manifest then has its runs.
+        # The manifest is read after locking: a sweep that just ended may have added runs to it.
         known = SweepFolder.read(folder)
         if known.other_seeds and not has_others:
             trials, others = _checked_trials(file, True, runner.parallel)
@@ -140,7 +145,7 @@ def run_sweep(
         both = [*trials, *others]
         unfinished = _run_trials(known, both, file.settings.metric, runner)
         result = _compare(file, known, trials, others, unfinished)
-        # A failed or interrupted report must not hide the table.
+        # The results are written even if the measurement on the report set fails afterwards.
         write_results(result, folder)
         if file.settings.report is not None and result.is_complete:
             reported = _report(file, known, trials, result, runner)
@@ -154,8 +159,7 @@ def run_sweep(
 def _checked_trials(
     file: SweepFile, has_others: bool, parallel: int
 ) -> tuple[list[Trial], list[Trial]]:
-    """Return the checked trials of the file's seeds, and the trials of the other seeds if
-    requested."""
+    """Return the checked trials of the sweep file's seeds, and of further seeds if requested."""
     trials = trials_of(file, file.settings.seeds)
     others = trials_of(file, file.other_seeds) if has_others else []
     check_sweep(file, [*trials, *others], parallel)
@@ -165,10 +169,10 @@ def _checked_trials(
 def _run_trials(
     known: SweepFolder, trials: Sequence[Trial], metric: str, runner: Runner
 ) -> dict[str, str]:
-    """Run the missing trials. For each unfinished run, return why it did not finish.
+    """Run the missing trials. For each run that did not finish, return the reason.
 
-    A finished run that lacks the metric counts as unfinished. Raises RunError if the first finished
-    run lacks the metric, so that the other runs are not run for nothing.
+    A finished run without a value of the metric counts as unfinished. Raises RunError if the first
+    finished run lacks the metric, because every further run would lack the metric too.
     """
     arms = {trial.arm for trial in trials}
     of_seed = [trial for trial in trials if trial.seed == trials[0].seed]
@@ -206,7 +210,7 @@ def _run_trials(
         is_measured = True
 
     asked = [(one, own[one.name], keys[one.name]) for one in ready]
-    # If finished runs are kept, they show that the metric exists, too.
+    # Reused finished runs also prove that the runs have the metric.
     kept = [one for one in ready if known.keys.get(one.name) == keys[one.name]]
     kept = [one for one in kept if why_unfinished(known, own[one.name]) is None]
     is_measured = any(why_not_measured(one.name) is None for one in kept)
@@ -228,9 +232,9 @@ def _run_all(
     runner: Runner,
     check: Callable[[str], None] | None = None,
 ) -> set[str]:
-    """Run the unfinished runs of (trial, trial without shared stages, key).
+    """Run the unfinished runs of a list of (trial, trial without shared stages, hash).
 
-    Return the names of the runs whose inputs changed since the keys were computed.
+    Return the names of the runs whose input files changed after the runs' hashes were computed.
     """
     by_name = {trial.name: (trial, key) for trial, _, key in asked}
     changed: set[str] = set()
@@ -238,7 +242,7 @@ def _run_all(
     def ended(name: str) -> None:
         trial, key = by_name[name]
         if key_of(trial) != key:
-            # The run may have read the old or the new input, so no key describes it.
+            # Such a run may have read the old or the new input, so no hash describes the run.
             known.put(name, "")
             changed.add(name)
         elif check is not None:
@@ -254,7 +258,7 @@ def _run_all(
 def _job_of(
     known: SweepFolder, trial: Trial, own: Trial, key: str, runner: Runner
 ) -> TrainingJob | None:
-    """Return the command that runs or resumes a trial; None if it is finished."""
+    """Return the command that starts or resumes a trial's run; None if the run has finished."""
     place = known.folder / trial.name
     if os.path.lexists(place) and known.keys.get(trial.name) != key:
         aside = move_aside(place, "changed")
@@ -269,8 +273,8 @@ def _job_of(
     if (place / made).is_file() and file.is_file() and file.read_bytes() == text:
         return TrainingJob(trial.name, [*runner.command, *verb, "--resume", str(place)], log)
     if os.path.lexists(place):
-        # The run was killed before its first file was written, or, for example, a guard stopped the
-        # run and the sweep file now has other settings.
+        # A run without these files was killed before it wrote its first file.
+        # The files differ if, for example, a guard stopped the run and the sweep file then changed.
         move_aside(place, "unfinished")
     file.parent.mkdir(exist_ok=True)
     write_atomic(file, text)
@@ -280,11 +284,11 @@ def _job_of(
 
 
 def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
-    """Return why a trial's run is not finished; None if it is."""
+    """Return the reason why a trial's run has not finished; None if the run has finished."""
     place = known.folder / trial.name
     if trial.recipe is not None:
         rows = RecipeManifest.read(place).rows
-        # The first stages may have run as shared stages of other arms, but the last stage may not.
+        # The first stages of a trial may be shared with other arms, but not the last stage.
         *_, last = trial.recipe.stages
         if last in rows and rows[last].finished:
             return None
@@ -295,16 +299,15 @@ def why_unfinished(known: SweepFolder, trial: Trial) -> str | None:
     ended = why_ended(read_events(place / "events.jsonl")) if place.is_dir() else None
     if ended is not None and ended.startswith("finished"):
         return None
-    # The first line of a guard's message is used, because the message continues with what to read
-    # and to do.
+    # The first line of a guard's message has the cause; further lines say what to read and to do.
     return (ended or "not finished").partition("; ")[0]
 
 
 def key_of(trial: Trial) -> str:
-    """Return the hash of all settings that a finished run depends on, and of their files."""
+    """Return the hash of all settings and files on which a finished run depends."""
     settings = trial.settings
     for tree in [settings] if trial.recipe is None else settings.values():
-        # A guard only ends a run, and trackers and alerts only read it.
+        # A guard can only end a run; trackers and alerts only read a run: none is hashed.
         for section in ("guard", "log", "alerts"):
             tree.pop(section, None)
         _name_checkpoints(tree)
@@ -312,9 +315,9 @@ def key_of(trial: Trial) -> str:
 
 
 def _name_checkpoints(tree: dict[str, Any]) -> None:
-    """Replace each existing model that a run or a stage of a recipe names by its checkpoint."""
-    # A run's folder changes with its report, and the checkpoint RUN@best with its next evaluation.
-    # The checkpoint that both name does not change.
+    """Replace each existing model in the settings of a run or recipe by the model's checkpoint."""
+    # The folder of a run changes with its report, and RUN@best changes with each evaluation.
+    # A checkpoint's own folder does not change after it is written.
     if kind_of(tree) == "model":
         if tree["model"] != TINY:
             tree["model"] = _checkpoint(tree["model"])
@@ -327,26 +330,25 @@ def _name_checkpoints(tree: dict[str, Any]) -> None:
 
 @cache
 def _checkpoint(path: str) -> str:
-    """Return the folder of the checkpoint that a model's path names, or return the path itself."""
-    # The result is cached, because the files of a checkpoint are compared with their hashes.
+    """Return the checkpoint folder that a model path names, or else the path itself."""
+    # Finding a checkpoint hashes all of its files, so the result is cached.
     return str(find_checkpoint(path) or path)
 
 
 def _hashes_of_inputs(settings: Any) -> list[dict[str, str]]:
-    """Return the hashes of the files that settings name, and of the Python files behind them."""
+    """Return the hashes of all files that settings name, including imported Python files."""
     modules = {found[1] for text in _texts(settings) for found in _OBJECT.finditer(text)}
     code = {str(path) for name in modules for path in _code_of(name)}
     return [hashes_of_files(settings), hashes_of_files(sorted(code))]
 
 
 def _code_of(module: str) -> Iterator[Path]:
-    """Yield the Python files of a module or package in the working directory."""
+    """Yield the Python files of a module or package, if the module is in the working directory."""
     path = Path(module.replace(".", "/"))
     if path.with_suffix(".py").is_file():
         yield path.with_suffix(".py")
     if (path / "__init__.py").is_file():
-        # The other files of a package count too, because a package usually collects its names from
-        # them.
+        # All files of a package count: a package usually imports its names from its modules.
         yield from path.rglob("*.py")
     inits = (folder / "__init__.py" for folder in path.parents if folder != Path())
     yield from filter(Path.is_file, inits)
@@ -406,10 +408,9 @@ def _compare(
 
 
 def report_sampling(evaluation: EvaluationConfig) -> list[str]:
-    """Return the options of `assay eval` for the first temperature of a run's evaluations."""
+    """Return the options of `assay eval` that match the first temperature of a run's evaluation."""
     first, *_ = evaluation.temperatures
-    # As in the run's own evaluation, greedy completions are all the same, so assay eval refuses
-    # several.
+    # Greedy completions of a problem are identical, so assay eval refuses to sample more than one.
     count = evaluation.num_samples if first > 0 else 1
     return ["--samples", str(count), "--temperature", str(first)]
 
@@ -421,7 +422,9 @@ def _report(
     result: SweepResult,
     runner: Runner,
 ) -> Reported:
-    """Measure the last checkpoints of the winner and of the baseline on the report problems."""
+    """Measure the last checkpoints of the winner and of the baseline on the problems of the report
+    set.
+    """
     report = file.settings.report
     assert report is not None
     folder = known.folder / "report"

@@ -1,4 +1,4 @@
-"""The runs of a sweep: one trial per arm and seed, each a complete run file or recipe."""
+"""The trials of a sweep: one trial per arm and seed, each a complete run file or recipe."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from assay.validation import toml_words
 
 Tree: TypeAlias = dict[str, Any]
 SEED = "{seed}"
-# The sweep sets the directory and the name of a run, and the arms share the seed.
+# A sweep sets the folder and the name of each run; all arms use the same seed.
 _OWNED = re.compile(r"(?:[\w-]+\.)?run\.(?:seed|name|directory|max_minutes)\s*=")
-# An empty value removes the time limit that a base sets.
+# The empty value removes a time limit that the base configuration sets.
 _NO_LIMIT = re.compile(r"(?:[\w-]+\.)?run\.max_minutes\s*=\s*")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm with one seed. Exactly one of ``config`` and ``recipe`` is given.
+    """One arm with one seed. A trial has either ``config`` or ``recipe``.
 
-    config: configuration of a trial that is a single run. recipe: chain of stages; its last
-    training stage is measured.
+    config: configuration of a trial that consists of a single run. recipe: stages of a trial; the
+    metric of the last training stage is compared.
     """
 
     arm: str
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def settings(self) -> Tree:
-        """All settings of the trial as plain values, without the run's name and directory."""
+        """All settings of the trial as plain values, without the name and folder of the run."""
         if self.recipe is not None:
             return copy.deepcopy(self.recipe.as_tree()["stage"])
         assert self.config is not None
@@ -61,7 +61,7 @@ class Trial:
         return tree
 
     def file(self, folder: Path) -> str:
-        """Return the text of the file that `assay train` or `assay recipe run` gets."""
+        """Return the text of the file that `assay train` or `assay recipe run` reads."""
         if self.recipe is not None:
             return tomli_w.dumps(self.recipe.as_tree())
         tree = self.settings
@@ -69,7 +69,7 @@ class Trial:
         return tomli_w.dumps(tree)
 
     def run_in(self, folder: Path) -> Path:
-        """Return the directory of the measured run, in the sweep's folder."""
+        """Return the folder of the run whose metric is compared, inside the sweep's folder."""
         place = folder / self.name
         if self.recipe is None:
             return place
@@ -78,10 +78,9 @@ class Trial:
 
     @property
     def configs(self) -> list[TrainConfig]:
-        """Configurations of all training stages; the last configuration is that of the measured
-        stage.
+        """Configurations of all training stages; the metric of the last stage is compared.
 
-        In a recipe, outputs of earlier stages are named by their future paths.
+        In a recipe, settings name the outputs of earlier stages by their future paths.
         """
         if self.config is not None:
             return [self.config]
@@ -94,7 +93,7 @@ class Trial:
 
 
 def outputs_of(recipe: Recipe, folder: Path) -> Mapping[str, str]:
-    """For each stage of a recipe, return the path of its future output in a folder."""
+    """For each stage of a recipe, return the path that the stage's output will have."""
     models = {
         name: replace(row, output=recipe.stages[name].tree["model"])
         for name, row in _model_rows(recipe).items()
@@ -108,7 +107,7 @@ def last_training(recipe: Recipe) -> RecipeStage:
 
 
 def trials_of(file: SweepFile, seeds: Sequence[int]) -> list[Trial]:
-    """Return the trials of all arms and seeds, seed by seed.
+    """Return the trials of all arms for the first seed, then for the second seed, and so on.
 
     Raises ConfigError with every fault of every arm of the sweep.
     """
@@ -123,7 +122,7 @@ def trials_of(file: SweepFile, seeds: Sequence[int]) -> list[Trial]:
 
 
 class ArmComplaints:
-    """Collects the faults of a sweep's arms, so that all of them are reported at once."""
+    """Collects the faults of all arms of a sweep, so that one error reports all faults."""
 
     def __init__(self, file: SweepFile) -> None:
         self._file = file
@@ -131,7 +130,7 @@ class ArmComplaints:
 
     @contextmanager
     def of(self, arm: str) -> Generator[None]:
-        """Record an error raised in the `with` block as faults of an arm."""
+        """Record an error that the `with` block raises as faults of an arm."""
         try:
             yield
         except AssayError as error:
@@ -139,14 +138,14 @@ class ArmComplaints:
                 self.add(arm, line)
 
     def add(self, arm: str, line: str) -> None:
-        """Record one fault of an arm."""
-        # A fault that occurs for several seeds is reported once.
+        """Record one fault of an arm's configuration."""
+        # A fault that occurs for several seeds of an arm is reported once.
         self._found.setdefault(line, set()).add(arm)
 
     def finish(self) -> None:
-        """If faults were recorded, raise ConfigError with one line for each fault.
+        """Raise ConfigError with one line for each recorded fault, if there is any.
 
-        A fault that all arms have is reported as a fault of the base, and names no arm.
+        A fault of all arms is reported once, as a fault of the base configuration.
         """
         lines: list[str] = []
         for line, arms in self._found.items():
@@ -179,26 +178,26 @@ def _trial(file: SweepFile, arm: str, seed: int) -> Trial:
             raise ConfigError(message(f"{path} run.max_minutes", "a time limit", accepted, remedy))
         return Trial(arm, seed, config=config)
     plain = read_recipe(path, file.settings.scale)
-    # A sweep may fix the seed of new models, but not the seed that its arms share.
-    # A change may replace a training stage by a model, which has no run.
+    # A sweep may fix the seed of new models, but not the training seed that all arms share.
+    # An arm may replace a training stage by an existing model, which has no run to compare.
     changes = [*_model_seeds(plain, seed), *changes]
     changes += _run_seeds(read_recipe(path, file.settings.scale, changes), seed)
     recipe = read_recipe(path, file.settings.scale, changes)
     if not any(stage.kind == "training" for stage in recipe.stages.values()):
         raise ConfigError(message(str(path), "no training stage", "at least one, to measure"))
     check_settings([*recipe.stages.values()], outputs_of(recipe, Path(path.stem)))
-    # The recipe's own name is removed, because it would name the folder of the recipe's run.
+    # The name of the recipe is removed, because the name would set the folder of the recipe's run.
     return Trial(arm, seed, recipe=replace(recipe, name=f"{arm}-seed{seed}"))
 
 
 def find_base(base: str, where: str) -> Path:
-    """Return the run file or recipe that the sweep's base names. Raises ConfigError."""
+    """Return the run file or recipe that the sweep file names as its base. Raises ConfigError."""
     accepted = f"a run file, a recipe file, or a recipe: {', '.join(built_in())}"
     try:
         path = Path(base).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except (OSError, RuntimeError, ValueError) as error:
-        # The path can name the home of an unknown user, be too long, or contain a null byte.
+        # The base path may name the home of an unknown user, be too long, or contain a null byte.
         raise ConfigError(message(where, toml_words(base, 60), accepted, cause(error))) from error
     if is_folder:
         remedy = "name its config.toml" if (path / "config.toml").is_file() else ""
@@ -212,28 +211,29 @@ def find_base(base: str, where: str) -> Path:
 
 
 def is_recipe(path: Path) -> bool:
-    """Whether a TOML file is a recipe and not the configuration of one run."""
+    """Whether a TOML file is a recipe of several stages, and not the configuration of one run."""
     return isinstance(read_toml(path)[0].get("stage"), dict)
 
 
 def _model_seeds(recipe: Recipe, seed: int) -> list[str]:
-    """Return overrides that give a seed to every new tiny model."""
+    """Return configuration overrides that give a seed to every new tiny model."""
     tiny = [name for name, stage in recipe.stages.items() if stage.tree.get("model") == TINY]
     return [f"{name}.seed={seed}" for name in tiny]
 
 
 def _run_seeds(recipe: Recipe, seed: int) -> list[str]:
-    """Return overrides that give a seed to every training stage."""
+    """Return configuration overrides that give a seed to every training stage."""
     trained = [name for name, stage in recipe.stages.items() if stage.kind == "training"]
     return [f"{name}.run.seed={seed}" for name in trained]
 
 
 def shared_stages(trials: Sequence[Trial]) -> list[str]:
-    """Return the first stages that are the same in all trials of one seed.
+    """Return the first stages of a recipe that are identical in the trials of all arms for one
+    seed.
 
-    Each shared stage has equal settings in every arm, and reads only stages that are shared too.
-    Each arm keeps at least one stage of its own, and stages without work (existing models) are not
-    shared alone.
+    A shared stage has the same settings in every arm, and reads only outputs of shared stages. At
+    least one stage of each arm is not shared.
+    Stages that only name an existing model are shared only together with a stage that trains.
     """
     recipes = [trial.recipe for trial in trials if trial.recipe is not None]
     if len(recipes) != len(trials) or len(recipes) < 2:
@@ -245,7 +245,7 @@ def shared_stages(trials: Sequence[Trial]) -> list[str]:
         if len(names) > 1 or any(tree != trees[0] for tree in trees):
             break
         found.append(named[0][0])
-    # The measured stage is never shared, because it belongs to the arm.
+    # The last stage, whose metric is compared, is never shared, because each arm needs its own run.
     while found and any(last_training(recipe).name in found for recipe in recipes):
         found.pop()
     works = [recipes[0].stages[name] for name in found]
@@ -257,8 +257,8 @@ def _has_work(stage: RecipeStage) -> bool:
 
 
 def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Trial, Trial]:
-    """Divide a trial into the shared first stages, and the arm's own stages that read the shared
-    output.
+    """Split a trial into the shared first stages, and the arm's own stages that read the shared
+    outputs.
 
     folder: the sweep's folder.
     """
@@ -266,12 +266,12 @@ def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Tri
     stages = trial.recipe.stages
     first = {one: stages[one] for one in shared}
     head = replace(trial.recipe, stages=first)
-    # With another arm, other stages may be shared.
-    # Runs that use the old shared outputs keep these outputs.
+    # After an arm is added to the sweep, fewer or more stages may be shared.
+    # Runs that used the old outputs of shared stages keep reading these outputs.
     text = json.dumps(head.as_tree(), sort_keys=True)
     name = f"{RESERVED}-seed{trial.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     head = replace(head, name=name)
-    # The shared stages run in the sweep's folder, so their outputs are named by absolute paths.
+    # Shared stages run in the sweep's folder, so their outputs are named by absolute paths.
     outputs = outputs_of(head, folder.absolute() / name)
     rest = {
         one: replace(stage, tree=stage.resolved(outputs))
@@ -283,7 +283,7 @@ def split_recipe(trial: Trial, shared: Sequence[str], folder: Path) -> tuple[Tri
 
 
 def _model_rows(recipe: Recipe) -> dict[str, Any]:
-    """Return manifest rows of the stages that only name an existing model."""
+    """Return rows of a manifest for the stages that only name an existing model."""
     return {
         name: row_of(stage, {}, "")
         for name, stage in recipe.stages.items()
