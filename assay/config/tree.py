@@ -398,6 +398,9 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
     if config.reward_model is not None and config.model.lora is not None:
         accepted = "none in a run of [reward_model], whose model is trained whole"
         yield message("model.lora", "adapters", accepted, "leave [model.lora] out")
+    if config.data.canaries and config.reward_model is not None:
+        found = "canaries in a run of [reward_model], which samples no completions"
+        yield message("data.canaries", found, "none", "remove it")
     yield from _clashes_of_teacher(config)
     yield from clashes_of_scale(config)
     stages = (config.data, config.preference, config.reward_model, config.pretrain)

@@ -128,6 +128,11 @@ class DataConfig(Section):
     heldout: tuple[Text, ...] = ()
     """Sources of held-out problems, for evaluation only. A question that is also in `train` is an
     error."""
+    canaries: tuple[Text, ...] = ()
+    """Sources of canaries: problems that are evaluated beside `heldout`, at the first of
+    `evaluation.temperatures`, and that never choose the best checkpoint. The guard compares each
+    evaluation with the run's first one (rule ``canary_loss``). A question that is also in `train`
+    is an error. docs/trust.md describes canaries."""
     verifier: Text = "math"
     """Verifier of rows without a verifier of their own: a name, ``package.module:object``, or a
     weighted sum such as ``math*1.0 + think_format*0.1``. The first term of a sum is the

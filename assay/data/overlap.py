@@ -17,6 +17,8 @@ from assay.types import Problem
 
 NGRAM = 8
 MAX_NAMED = 5
+What = Literal["held-out", "canary"]
+_ROWS: dict[What, str] = {"held-out": "held-out problems", "canary": "canaries"}
 
 # A number keeps its decimal separator, because 3.5 is not 35.
 # Chinese, Japanese and Korean have no spaces between words, so each letter is a word.
@@ -48,6 +50,7 @@ class NearDuplicate:
 class OverlapReport:
     """Result of `check_overlap`.
 
+    what: compared set.
     train: training problems that remain. num_self_answering: number of prompts, in both sets, that
     contain their own answer. contradictions: locations of pairs of training rows with the same
     question and different answers.
@@ -59,6 +62,7 @@ class OverlapReport:
     num_self_answering: int
     num_prompts: int
     contradictions: tuple[tuple[str, str], ...] = ()
+    what: What = "held-out"
 
     def describe(self) -> str:
         """Return the findings of the overlap check, one per line."""
@@ -72,6 +76,11 @@ class OverlapReport:
                 f"{len(self.contradictions)} training questions are repeated with another answer,"
                 f" the first: {first} and {second}"
             )
+        return "\n".join([*lines, *self.near_words()])
+
+    def near_words(self) -> list[str]:
+        """Return a line about the near duplicates; empty without near duplicates."""
+        lines: list[str] = []
         if self.near_duplicates:
             named = ", ".join(
                 f"{near.train} ~ {near.heldout} ({near.share:.0%})"
@@ -82,10 +91,9 @@ class OverlapReport:
                 "dropped" if self.num_dropped else "kept; data.near_duplicates = 'drop' drops them"
             )
             count = len(self.near_duplicates)
-            lines.append(
-                f"{count} training problems nearly repeat held-out ones ({done}): {named}{more}"
-            )
-        return "\n".join(lines)
+            what = f"{count} training problems nearly repeat {_ROWS[self.what]}"
+            lines.append(f"{what} ({done}): {named}{more}")
+        return lines
 
 
 def check_overlap(
@@ -94,13 +102,15 @@ def check_overlap(
     *,
     near: Literal["report", "drop", "ignore"] = "report",
     overlap: float = 0.8,
+    what: What = "held-out",
 ) -> OverlapReport:
     """Compare every training question with the held-out questions, in one pass over training rows.
 
     Two questions are the same if they are equal after `normalize`. A training question nearly
     repeats a held-out question if it contains at least the share ``overlap`` of the held-out
     question's distinct 8-grams. Held-out questions of fewer than 8 words have no 8-gram and are
-    only compared for equality. Raises DataError, naming both rows, if a question is in both sets.
+    only compared for equality. what: name of the held-out set. Raises DataError, naming both rows,
+    if a question is in both sets.
     """
     questions = Questions(NGRAM if near != "ignore" else None)
     num_self_answering = 0
@@ -116,7 +126,7 @@ def check_overlap(
         words = normalize(problem)
         hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
         if (same := questions.equal(words)) is not None:
-            raise _shared_question(problem, heldout[same].place)
+            raise _shared_question(problem, heldout[same].place, what)
         num_self_answering += holds_own_answer(problem)
         shared = questions.shared(words)
         if shared and shared[0].share >= overlap:
@@ -128,12 +138,11 @@ def check_overlap(
     if drop:
         train = train.select(index for index in range(len(train)) if index not in found)
     if not len(train):
-        raise DataError(
-            message("data.train", "only near duplicates of held-out problems", "other problems")
-        )
+        only = f"only near duplicates of {_ROWS[what]}"
+        raise DataError(message("data.train", only, "other problems"))
     num_dropped, near_duplicates = len(found) if drop else 0, tuple(found.values())
     counts = num_dropped, num_self_answering, num_prompts
-    return OverlapReport(train, near_duplicates, *counts, contradictions)
+    return OverlapReport(train, near_duplicates, *counts, contradictions, what)
 
 
 def _contradictions(hashes: np.ndarray) -> list[tuple[int, int]]:
@@ -259,7 +268,7 @@ def _continues(neighbor: str, edge: str) -> bool:
     return neighbor.isalnum() and edge.isalnum()
 
 
-def _shared_question(problem: Problem, place: str) -> DataError:
+def _shared_question(problem: Problem, place: str, what: What) -> DataError:
     here = problem.place
     remedy = "remove one of them"
     if here.startswith("gym:") and place.startswith("gym:"):
@@ -267,5 +276,5 @@ def _shared_question(problem: Problem, place: str) -> DataError:
             "set their seeds further apart than their sizes (problem n of seed s is problem 0 of"
             " seed s + n)"
         )
-    found = f"the question of the held-out {place}"
+    found = f"the question of the {what} {place}"
     return DataError(message(f"{here} prompt", found, "questions that are not held out", remedy))

@@ -38,7 +38,7 @@ from assay.verify.service import VerifierService
 
 KL_PROBLEMS = 64
 """Number of problems that are sampled again to measure the KL."""
-OPENED = ("data.train", "data.heldout", "sft.traces", "distill.traces")
+OPENED = ("data.train", "data.heldout", "data.canaries", "sft.traces", "distill.traces")
 """Keys of a run's configuration that the gate opens; they may name Python code, which needs
 consent."""
 
@@ -300,13 +300,15 @@ def _check_data(
 
 
 def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[str] = ()) -> None:
-    """Raise DataError if a question of the gate occurs in the run's training or held-out data.
+    """Raise DataError if a question of the gate occurs in the run's training data, held-out data or
+    canaries.
 
     trained: sources whose questions may occur in held-out data, such as jailbreaks that measured
     the run.
     """
     # Held-out problems count as seen: their results decide early stopping and the best step.
-    for some, keys in ((sources, ("train", "heldout")), (trained, ("train",))):
+    # Canaries count as seen too: the guard stops runs that fail them.
+    for some, keys in ((sources, ("train", "heldout", "canaries")), (trained, ("train",))):
         asked = list(_all_problems(some))
         questions = Questions(None)
         for problem in asked:

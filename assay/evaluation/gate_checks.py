@@ -10,6 +10,7 @@ from typing import Literal
 
 from assay.evaluation.compare_result import ComparedSet, CompareResult, with_p_of_all
 from assay.evaluation.gate_thresholds import Thresholds
+from assay.run.evaluations import MUST_FAIL
 from assay.run.paired import Gain, Paired, holm
 
 CANARIES = {
@@ -17,8 +18,6 @@ CANARIES = {
     for name in ("mathematics", "code", "instructions")
 }
 """Canary files shipped with Assay, by name."""
-MUST_FAIL = ("planted", "leak")
-"""Kinds of canaries that no honest completion passes."""
 KINDS = (
     *("equivalent_forms", "weak_tests", "misleading", "long_but_easy", "short_but_tricky"),
     *("must_refuse", "ask_back", *MUST_FAIL),

@@ -157,12 +157,14 @@ def expect(
     prompt_tokens: float,
     num_heldout: int = 0,
     work: GivenWork | None = None,
+    num_canaries: int = 0,
 ) -> Expected | None:
     """Estimate the duration of a configured run; returns None for a stage whose rows were not
     counted.
 
-    measured: unit times. prompt_tokens: mean length of a prompt. num_heldout: number of held-out
-    problems. work: size of the data set; used for stages that do not sample.
+    measured: unit times. prompt_tokens: mean length of a prompt. num_heldout, num_canaries: number
+    of held-out problems and of canaries. work: size of the data set; used for stages that do not
+    sample.
     """
     # An upper bound: without sampled lengths and pass rates, every completion has the maximum
     # length, and every group carries gradient.
@@ -176,7 +178,10 @@ def expect(
         keys = f"{config.stage}.epochs"
     else:
         return None
-    asked = _evaluation_seconds(config, measured, prompt_tokens, num_heldout)
+    settings = config.evaluation
+    count = min(num_heldout, settings.max_problems or num_heldout)
+    sets = [count] * len(settings.temperatures) + [num_canaries]
+    asked = sum(_evaluation_seconds(config, measured, prompt_tokens, one) for one in sets)
     every = config.evaluation.every
     # In addition to the scheduled evaluations, there is one evaluation before the first step and
     # one after the last step.
@@ -187,11 +192,10 @@ def expect(
 
 
 def _evaluation_seconds(
-    config: TrainConfig, measured: UnitSeconds, prompt_tokens: float, num_heldout: int
+    config: TrainConfig, measured: UnitSeconds, prompt_tokens: float, count: int
 ) -> float:
-    """Estimate the seconds of one evaluation at all temperatures."""
+    """Estimate the seconds of one evaluation of ``count`` prompts."""
     settings = config.evaluation
-    count = min(num_heldout, settings.max_problems or num_heldout)
     waves = -(-count * settings.num_samples // config.engine.slots)
     decoding = waves * config.sampling.max_tokens * measured.decode
-    return len(settings.temperatures) * (count * prompt_tokens * measured.prompt_token + decoding)
+    return count * prompt_tokens * measured.prompt_token + decoding

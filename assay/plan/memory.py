@@ -377,7 +377,7 @@ def _generation_parts(
     if config.drawing is not None:
         _, largest = config.curriculum.smallest_and_largest(config.drawing.group_size)
         rooms += [Room(extent, config.drawing.num_prompts, largest)]
-    if config.data.heldout:
+    if config.data.heldout or config.data.canaries:
         count = min(num_heldout or MAX_PROBLEMS_AT_ONCE, MAX_PROBLEMS_AT_ONCE)
         rooms += [Room(extent, count, config.evaluation.num_samples)]
     far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND

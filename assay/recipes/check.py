@@ -23,6 +23,9 @@ from assay.recipes.file import RecipeStage, references
 from assay.report.alerts import check_listeners
 from assay.validation import at_its_line
 
+EVALUATED = ("heldout", "canaries")
+"""Keys of ``[data]`` with rows that a stage only evaluates."""
+
 if TYPE_CHECKING:
     from assay.session.results import DryRun
 
@@ -216,7 +219,9 @@ def _stand_in(
     owner, key = _place_of_rows(config)
     models = ("model", "teacher")
     tree: dict[str, Any] = {name: one for name, one in stage.tree.items() if name not in models}
-    named = [*tree.get(owner, {}).get(key, ()), *tree.get("data", {}).get("heldout", ())]
+    data = tree.get("data", {})
+    evaluated = [one for role in EVALUATED for one in data.get(role, ())]
+    named = [*tree.get(owner, {}).get(key, ()), *evaluated]
     missing = {name for name in _named(tree) if name not in made}
     if missing - {*_named([one for one in named if one.startswith("@")])}:
         return None
@@ -236,8 +241,10 @@ def _stand_in(
         there, notes = [str(scratch / "made-up.jsonl")], ["looked at with a made-up trace"]
     elif sources and not there:
         return None
-    heldout = [one for one in config.data.heldout if not one.endswith(absent)]
-    config = _with(_with(config, "data", "heldout", heldout), owner, key, there)
+    for role in EVALUATED:
+        known = [one for one in getattr(config.data, role) if not one.endswith(absent)]
+        config = _with(config, "data", role, known)
+    config = _with(config, owner, key, there)
     for role in models:
         names = [*_named(stage.tree.get(role, {}))]
         nearest = bool(names)
@@ -279,13 +286,15 @@ def _named(value: Any) -> Iterator[str]:
 
 def _read(config: TrainConfig, missing: Sequence[str]) -> None:
     """Read and check the existing rows of a training stage, skipping missing sources."""
-    from assay.session.assemble import open_verifiers, read_heldout
+    from assay.session.assemble import open_verifiers
+    from assay.session.heldout_rows import read_canaries, read_heldout
     from assay.training.api import kind_of
 
     def there(sources: Sequence[str]) -> list[str]:
         return [one for one in sources if not one.endswith(tuple(missing))]
 
-    config = _with(config, "data", "heldout", there(config.data.heldout))
+    for role in EVALUATED:
+        config = _with(config, "data", role, there(getattr(config.data, role)))
     section, key = _place_of_rows(config)
     sources = getattr(getattr(config, section), key)
     if heldout := getattr(getattr(config, section), "heldout", ()):
@@ -295,6 +304,7 @@ def _read(config: TrainConfig, missing: Sequence[str]) -> None:
         if there(sources) or not sources:
             kind_of(config).read(_with(config, section, key, there(sources)), verifiers)
         read_heldout(config, verifiers)
+        read_canaries(config, verifiers)
 
 
 def _with(config: TrainConfig, section: str, key: str, value: Sequence[str]) -> TrainConfig:

@@ -15,7 +15,14 @@ from assay.recipes.manifest import TINY, RecipeManifest, StageRow
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import content_policy, html_table, template
 from assay.report.rollout_pages import safe
-from assay.run.evaluations import accuracy_of, kind_of, on_texts, parts_of, perplexity_words
+from assay.run.evaluations import (
+    accuracy_of,
+    kind_of,
+    on_canaries,
+    on_texts,
+    parts_of,
+    perplexity_words,
+)
 from assay.run.intervals import share_words
 from assay.run.paired import gain_between
 from assay.run.progress import format_seconds
@@ -87,7 +94,11 @@ def _models(rows: Sequence[StageRow], runs: Mapping[str, LoadedRun]) -> Iterator
     taught: dict[str, str] = {}
     for row in rows:
         if (run := runs.get(row.stage)) is not None:
-            evaluations = [one for one in run.evaluations if accuracy_of(one) is not None]
+            evaluations = [
+                one
+                for one in run.evaluations
+                if accuracy_of(one) is not None and not on_canaries(one)
+            ]
             first = [one for one in evaluations if one["step"] == 0]
             start, before = _start_of(row, run, rows), _found_in(run, first, rows)
             # The first training stage also shows the accuracy of its initial model.

@@ -91,7 +91,8 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
     if not kinds:
         yield "Not measured."
         return
-    heldout = ", ".join(f"`{one}`" for one in run.config.data.heldout)
+    data = run.config.data
+    heldout = ", ".join(f"`{one}`" for one in (*data.heldout, *data.canaries))
     yield f"On problems that were not trained on{f' ({heldout})' if heldout else ''}:"
     yield from ("", "| | problems | before | after | gained |", "|---|---|---|---|---|")
     for kind, (first, last) in kinds.items():

@@ -22,7 +22,7 @@ from assay.host.terminal import say
 from assay.report.alert_sender import MOST_TEXT
 from assay.report.trackers import check_trackers, evaluation_numbers
 from assay.run.directory import Run
-from assay.run.evaluations import kind_of
+from assay.run.evaluations import kind_of, on_canaries
 
 SMTP = "ASSAY_SMTP_URL"
 """Environment variable with the mail server."""
@@ -215,7 +215,9 @@ def _evaluation_text(row: Mapping[str, Any]) -> str:
     numbers = evaluation_numbers(row)
     shown = [f"{name} {value:.4g}" for name, value in numbers.items() if "pass_at" in name]
     shown = shown or [f"{name} {value:.4g}" for name, value in numbers.items()][:3]
-    return f"step {row['step']}: held-out {', '.join(shown)}"
+    # Names of canary metrics begin with "canary".
+    what = "" if on_canaries(row) else "held-out "
+    return f"step {row['step']}: {what}{', '.join(shown)}"
 
 
 def _plain(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from assay.run.evaluations import Row, accuracy_of, by_kind
+from assay.run.evaluations import Row, accuracy_of, by_kind, of_deciding_kind, on_canaries
 from assay.run.intervals import shown_range
 
 Drawn = dict[str, Any]
@@ -33,7 +33,8 @@ class Chart:
 
     labels: trace labels by metric key. colors: names of the colors of stacked shares. share:
     whether all values are fractions in 0..1. of: file whose rows the chart shows, ``metrics`` or
-    ``evaluations``. draw: key of `_DRAWN`. traces, layout: arguments for plotly.
+    ``evaluations``. canaries: whether the chart shows the evaluations on canaries, or all others.
+    draw: key of `_DRAWN`. traces, layout: arguments for plotly.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Chart:
     unit: str = ""
     share: bool = False
     of: str = "metrics"
+    canaries: bool = False
     draw: str = "lines"
     traces: Sequence[Drawn] = ()
     layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -95,7 +97,8 @@ def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
 def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
     traces: list[Drawn] = []
     what = "problems answered correctly"
-    for (kind, of_kind), color in zip(by_kind(rows).items(), _COLORS, strict=False):
+    kinds = by_kind([row for row in rows if on_canaries(row) == chart.canaries])
+    for (kind, of_kind), color in zip(kinds.items(), _COLORS, strict=False):
         shares = [accuracy_of(row) or 0.0 for row in of_kind]
         pairs = list(zip(shares, map(shown_range, of_kind), strict=True))
         # Score intervals are not symmetric about the accuracy.
@@ -108,7 +111,7 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
         traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
         what = (
             f"{kind} classified correctly"
-            if "eval/kind" in of_kind[0]
+            if "eval/kind" in of_kind[0] and not chart.canaries
             else "problems answered correctly"
         )
     drawn = replace(chart, note=chart.note.format(what), share=True, wide=True)
@@ -174,7 +177,9 @@ def _parts(rows: Sequence[Row], chart: Chart) -> Chart:
 def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
     """Plot the held-out accuracy for each tag."""
     # Lines for each tag and each kind of evaluation would need too many colors.
-    of_kind = next(iter(by_kind(rows).values()), [])
+    of_kind = of_deciding_kind(rows)
+    if chart.canaries:
+        of_kind = [row for row in rows if on_canaries(row)]
     flat = [{"step": row["step"], **(row.get("eval/by_tag") or {})} for row in of_kind]
     counts = Counter(tag for row in flat for tag in row if tag != "step")
     most = sorted(counts, key=lambda tag: (-counts[tag], tag))[:_MAX_FAMILIES]

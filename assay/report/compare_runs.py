@@ -18,6 +18,7 @@ from assay.run.evaluations import (
     Row,
     accuracy_of,
     by_kind,
+    on_canaries,
 )
 from assay.run.intervals import share_words
 from assay.run.metrics import is_timing
@@ -177,14 +178,14 @@ def compare_runs(runs: Sequence[LoadedRun], num_flips: int = 0) -> ComparedRuns:
 
 def _held_out(runs: tuple[LoadedRun, LoadedRun], letter: str, num_flips: int) -> Iterator[HeldOut]:
     first, other = (by_kind(run.evaluations) for run in runs)
-    sources = [
-        {key: value for key, value in settings_of(run.config).items() if key.endswith(".heldout")}
-        for run in runs
-    ]
-    same = sources[0] == sources[1]
+    settings = [settings_of(run.config) for run in runs]
     for kind in dict.fromkeys([*first, *other]):
         rows = (_last(first, kind), _last(other, kind))
-        one = HeldOut(kind, rows, other=letter, same_source=same)
+        ending = ".canaries" if any(row and on_canaries(row) for row in rows) else ".heldout"
+        sources = [
+            {key: one for key, one in each.items() if key.endswith(ending)} for each in settings
+        ]
+        one = HeldOut(kind, rows, other=letter, same_source=sources[0] == sources[1])
         yield _with_flips(one, runs, num_flips)
 
 

@@ -25,7 +25,7 @@ from assay.report.charts import Chart, make_charts
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.rollout_pages import reader_html, safe
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Lift, Row, lifts_of, on_texts, perplexity_words
+from assay.run.evaluations import Lift, Row, lifts_of, on_canaries, on_texts, perplexity_words
 from assay.run.intervals import share_words, shown_range
 from assay.run.progress import format_seconds
 
@@ -173,7 +173,10 @@ def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
 def _lift_html(lift: Lift) -> str:
     what = "" if lift.kind in REWARD_MODEL_KINDS else "problems, "
     count = int(lift.last.get("eval/num_problems") or 0)
-    problems = f"{count:,} held-out {what}" if count else ""
+    head, noun = "Held-out accuracy", f"held-out {what}"
+    if on_canaries(lift.last):
+        head, noun = "Accuracy on canaries", ""
+    problems = f"{count:,} {noun}" if count else ""
     bars = _bar_html("before", lift.before, lift.first)
     if lift.last["step"] == 0:
         numbers = f'<span class="after">{lift.before:.1%}</span>'
@@ -189,7 +192,7 @@ def _lift_html(lift: Lift) -> str:
         gain = f'<span class="gain {direction}">{words}</span>'
         bars += _bar_html("after", lift.after, lift.last)
     return (
-        f'<section class="lift"><h2>Held-out accuracy <small>{problems}{safe(lift.kind)}</small>'
+        f'<section class="lift"><h2>{head} <small>{problems}{safe(lift.kind)}</small>'
         "</h2>"
         f'<p class="numbers">{numbers}{gain}</p>{bars}</section>'
     )

@@ -26,7 +26,7 @@ from assay.host.records import read_events
 from assay.host.terminal import escaped
 from assay.run.directory import Run
 from assay.run.environment import settings_of
-from assay.run.evaluations import FINISHED_EARLY, kind_of
+from assay.run.evaluations import CANARIES, FINISHED_EARLY, accuracy_of, kind_of, on_canaries
 from assay.types import Group, Verdict
 
 OPENED = "tracker_opened"
@@ -351,7 +351,17 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Select the numbers of an evaluation. Keys contain its kind, as ``eval/greedy/pass_at_1``."""
+    """Select the numbers of an evaluation. Keys contain its kind, as ``eval/greedy/pass_at_1``.
+
+    Keys of canaries are ``canary/accuracy``, and ``canary/TAG`` for the accuracy of each tag.
+    """
+    if on_canaries(row):
+        shares = {**(row.get("eval/by_tag") or {})}
+        # The kinds that must fail have no common accuracy with the others, only those of their
+        # tags.
+        if kind_of(row) == CANARIES:
+            shares["accuracy"] = accuracy_of(row)
+        return numbers_of({f"canary/{tag}": share for tag, share in shares.items()})
     kind = kind_of(row).replace(" ", "_")
     return {
         name.replace("eval/", f"eval/{kind}/"): value for name, value in numbers_of(row).items()

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.evaluations import lifts_of, on_texts, perplexity_words
+from assay.run.evaluations import lifts_of, on_canaries, on_texts, perplexity_words
 
 DECISION = "decision.md"
 
@@ -36,7 +36,8 @@ def add_outcome(
 
 
 def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
-    lifts, texts = lifts_of(evaluations), on_texts(evaluations)
+    heldout = [row for row in evaluations if not on_canaries(row)]
+    lifts, texts = lifts_of(heldout), on_texts(heldout)
     if texts:
         first, last = (f"held-out {perplexity_words(row)}" for row in (texts[0], texts[-1]))
         return f"{first}, before; {last}, at step {texts[-1]['step']}"

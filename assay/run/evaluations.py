@@ -13,6 +13,12 @@ from assay.run.paired import Gain, gain_between
 Row = Mapping[str, Any]
 FINISHED_EARLY = "finished early"
 """End reason of a run whose held-out accuracy stopped improving (``evaluation.patience``)."""
+CANARIES = "canaries"
+"""Kind of an evaluation on the canaries that an honest completion passes."""
+MUST_FAIL_CANARIES = "must-fail canaries"
+"""Kind of an evaluation on the canaries that no honest completion passes."""
+MUST_FAIL = ("planted", "leak")
+"""Kinds of canaries that no honest completion passes, as the first tag of a row."""
 TEXTS = "texts"
 """Kind of an evaluation on documents. Its result is a perplexity, not an accuracy."""
 
@@ -51,6 +57,31 @@ def kind_of(evaluation: Row) -> str:
         return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
     return "greedy" if not temperature else f"temperature {temperature:g}"
+
+
+def on_canaries(evaluation: Row) -> bool:
+    """Whether an evaluation is one on canaries."""
+    return evaluation.get("eval/kind") in (CANARIES, MUST_FAIL_CANARIES)
+
+
+def of_kind(evaluations: Sequence[Row], kind: str) -> list[Row]:
+    """Select the evaluations of one kind."""
+    return [row for row in evaluations if kind_of(row) == kind]
+
+
+def series_of(evaluations: Sequence[Row], name: str) -> list[Row]:
+    """Select the evaluations that have a metric: ``eval/NAME``, or ``eval/KIND/NAME``.
+
+    Without a kind, the deciding kind is selected. In the rows, the metric's key is ``eval/NAME``.
+    """
+    _, *kinds, last = name.split("/")
+    rows = of_kind(evaluations, kinds[0]) if kinds else of_deciding_kind(evaluations)
+    return [row for row in rows if row.get(f"eval/{last}") is not None]
+
+
+def is_evaluated(evaluations: Sequence[Row], names: Sequence[str]) -> bool:
+    """Whether the evaluations have one of the metrics; see `series_of`."""
+    return any(series_of(evaluations, name) for name in names if name.startswith("eval/"))
 
 
 def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
@@ -97,7 +128,9 @@ def _as_row(rates: Mapping[str, Any]) -> dict[str, Any]:
 def of_deciding_kind(evaluations: Sequence[Row]) -> list[Row]:
     """Select the evaluations that determine the best step and early stopping."""
     # Accuracies at different temperatures are not comparable, so only one kind is used.
-    rows = [row for row in evaluations if merit_of(row) is not None]
+    # Canaries must not choose a checkpoint, because a chosen result is no longer an independent
+    # test of the chosen checkpoint.
+    rows = [row for row in evaluations if merit_of(row) is not None and not on_canaries(row)]
     return [row for row in rows if kind_of(row) == kind_of(rows[0])]
 
 

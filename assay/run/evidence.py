@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.config.guard import Rule
 from assay.host.files import plain, write_atomic
+from assay.run.evaluations import series_of
 from assay.run.figure import draw_series
 from assay.run.rollout_log import read_columns
 
@@ -122,8 +123,8 @@ def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
 
 def _series(run: Run, name: str) -> tuple[list[int], list[float]]:
     if name.startswith("eval/"):
-        rows = [row for row in run.evaluations() if row.get(name) is not None]
-        return [row["step"] for row in rows], [row[name] for row in rows]
+        rows, key = series_of(run.evaluations(), name), f"eval/{name.rpartition('/')[2]}"
+        return [row["step"] for row in rows], [row[key] for row in rows]
     if name not in run.history:
         return [], []
     whole = run.history[name]

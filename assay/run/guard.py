@@ -10,6 +10,7 @@ from assay.config.guard import Rule
 from assay.errors import ConfigError, RunStopped, message
 from assay.host.records import read_events
 from assay.host.user_code import import_object
+from assay.run.evaluations import is_evaluated
 from assay.run.evidence import GuardFinding, write_evidence
 from assay.run.guard_checks import CHECKS
 from assay.run.guard_windows import Seen
@@ -31,6 +32,7 @@ class Guard:
         self.built_in = list(config.active())
         self.rules = {name: load_rule(name) for name in config.rules}
         self._spoke: dict[str, int] | None = None
+        self._changed = 0
 
     def check(self, run: Run) -> None:
         """Apply all rules to the metrics of a run, up to the newest finished step.
@@ -39,7 +41,7 @@ class Guard:
         Raises RunStopped if a rule stops the run, or if a user rule raises an exception.
         """
         if self._spoke is None:
-            self._spoke = _spoken(run)
+            self._spoke, self._changed = _spoken(run), _changed_at(run)
         for finding in self._findings(run, self._spoke):
             self._spoke[finding.rule.name] = finding.step
             self._act(run, finding)
@@ -70,8 +72,8 @@ class Guard:
             if run.step == run.first_step + 1 and self.config.asked(rule):
                 _check_measured(rule, run)
             if _may_speak(rule, run, spoke):
-                after, price = spoke.get(rule.name, 0), self.config.price_per_hour or 1.0
-                yield from _ask(rule, run, after, price)
+                price = self.config.price_per_hour or 1.0
+                yield from _ask(rule, run, spoke.get(rule.name, 0), price, self._changed)
         for name, function in self.rules.items():
             options = self.config.options.get(name)
             rule = Rule(name, "", "", (), "", "", "", (options and options.action) or "stop")
@@ -116,15 +118,31 @@ def _spoken(run: Run) -> dict[str, int]:
     return spoke
 
 
-def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFinding]:
+def _changed_at(run: Run) -> int:
+    """Return the step after which the run last continued with a changed verifier; 0: never."""
+    # Only a resume can accept a changed verifier, so one look at the events is enough.
+    changed = 0
+    for event in read_events(run.folder / "events.jsonl"):
+        step, kind = int(event.get("step") or 0), event.get("kind")
+        if kind == "verifiers_changed":
+            changed = step
+        # The steps after a rollback are judged again, by the new verifier.
+        elif kind in ("resumed", "rolled_back"):
+            changed = min(changed, step)
+    return changed
+
+
+def _ask(rule: Rule, run: Run, after: int, price: float, changed: int) -> Iterator[GuardFinding]:
     """Yield the finding of a built-in rule, if the rule fires.
 
     after: step at which the rule last fired; 0 if the rule has not fired. price: cost per hour.
+    changed: see `Seen`.
     """
-    planned = max(run.step, run.config.rl.steps if run.config.rl is not None else 0)
+    planned = max(run.step, run.num_steps or 0)
     # A resumed run without metrics.jsonl has no newest metrics, but the checks need the step.
     row = {"step": float(run.step), **run.metrics}
-    seen = Seen(run.history, run.evaluations(), row, after, price, planned)
+    every = run.config.evaluation.every
+    seen = Seen(run.history, run.evaluations(), row, after, price, planned, every, changed)
     found = CHECKS[rule.check](rule, seen)
     if found is not None:
         known = {"key": rule.key, "limit": rule.limit, "window": rule.window}
@@ -135,9 +153,11 @@ def _ask(rule: Rule, run: Run, after: int, price: float) -> Iterator[GuardFindin
 
 def _check_measured(rule: Rule, run: Run) -> None:
     """Raise ConfigError if the run measures none of the metrics that a rule reads."""
-    measured = any(map(run.history.names, rule.reads))
-    if "eval/pass_at_1" in rule.reads or rule.check == "against_heldout":
-        measured = bool(run.evaluations())
+    measured = is_evaluated(run.evaluations(), rule.reads)
+    if rule.check == "against_heldout":
+        measured = is_evaluated(run.evaluations(), ["eval/pass_at_1"])
+    elif not any(name.startswith("eval/") for name in rule.reads):
+        measured = any(map(run.history.names, rule.reads))
     if rule.needs and not measured:
         where = rule.key.removesuffix(".limit")
         reads = " or ".join(rule.reads)

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.config.guard import Rule
-from assay.run.evaluations import accuracy_of, of_deciding_kind
+from assay.run.guard_evaluations import (
+    against_heldout,
+    canaries_fell,
+    canaries_passed,
+    heldout_fell,
+)
 from assay.run.guard_windows import CheckFound, Rise, Seen, chance_of_test, rise_in, strict
 from assay.run.history import Window
 from assay.run.intervals import Interval
-from assay.run.paired import gain_between
 
 PASSED = "verdict/passed"
 
@@ -312,76 +316,6 @@ def grows_alone(rule: Rule, seen: Seen) -> CheckFound | None:
     return None
 
 
-def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if held-out accuracy fell from its recent best while the training reward did not fall.
-
-    Accuracy must fall by at least limit standard errors, paired by problem, and by at least the
-    floor. The reward must not fall by more than one standard error. The window counts evaluations.
-    """
-    (reward,) = rule.reads
-    fall = _heldout_fall(rule, seen)
-    if fall is None or fall.value < rule.floor or reward not in seen.history:
-        return None
-    # The rule does not fire if reward and accuracy both fall, because then the policy gets worse
-    # but does not hack the reward.
-    series = seen.history[reward]
-    between = [n for n, step in enumerate(series.steps) if fall.first < step <= fall.last]
-    if len(between) < 4:
-        return None
-    rise = rise_in(Window([series.steps[n] for n in between], series.values[between]))
-    if rise.times < -1.0:
-        return None
-    numbers = {"before": rise.before, "value": rise.after, **fall.numbers}
-    return CheckFound(fall.first + 1, [reward, "eval/pass_at_1"], numbers)
-
-
-def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if held-out accuracy is below floor times its recent best, significantly."""
-    fall = _heldout_fall(rule, seen)
-    if fall is None or fall.best - fall.value >= rule.floor * fall.best:
-        return None
-    return CheckFound(fall.first + 1, list(rule.reads), fall.numbers)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fall:
-    """Fall of held-out accuracy from the best recent evaluation to the newest.
-
-    first, last: steps of the two compared evaluations. best: accuracy of the best evaluation.
-    value, error: size of the fall and its standard error.
-    """
-
-    first: int
-    last: int
-    best: float
-    value: float
-    error: float
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        found = {"fall": self.value, "error": self.error, "first": self.first}
-        return {**found, "times": self.value / self.error}
-
-
-def _heldout_fall(rule: Rule, seen: Seen) -> _Fall | None:
-    """Return a fall of at least limit standard errors, paired by problem, else None."""
-    rows = [row for row in of_deciding_kind(seen.evaluations) if row["step"] >= seen.after]
-    rows = [row for row in rows if accuracy_of(row) is not None][-rule.window :]
-    if len(rows) < 2:
-        return None
-    best, last = max(rows, key=lambda row: accuracy_of(row) or 0.0), rows[-1]
-    gain = gain_between(best, last)
-    if gain is None or gain.stderr is None:
-        return None
-    # If all problems change by the same amount, their spread estimates an error of 0.
-    # A single problem may still change by chance,
-    # so the standard error is at least that of one problem.
-    fall, error = -gain.value, max(gain.stderr, 1 / gain.num_problems)
-    if fall < rule.bound * error:
-        return None
-    return _Fall(int(best["step"]), int(last["step"]), accuracy_of(best) or 0.0, fall, error)
-
-
 def overruled(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if a share of overruled verdicts is above the limit, or rises by more than the floor.
 
@@ -470,7 +404,7 @@ def spent(rule: Rule, seen: Seen) -> CheckFound | None:
 _ALL = (
     *(not_finite, above, above_soon, below, jump, lasting_jump, outgrown, grown, fallen),
     *(falls_alone, collapsed, collapsed_beside, against, grows_alone),
-    *(against_heldout, heldout_fell, overruled, total, spent),
+    *(against_heldout, heldout_fell, canaries_fell, canaries_passed, overruled, total, spent),
 )
 CHECKS: Mapping[str, Callable[[Rule, Seen], CheckFound | None]] = {
     one.__name__: one for one in _ALL

@@ -21,7 +21,9 @@ class Seen:
     """Data that a check reads.
 
     row: metrics of the newest step. after: step at which the rule last fired; windows start after
-    this step. price: cost per hour. planned: planned number of steps of the whole run.
+    this step. price: cost per hour. planned: planned number of steps of the whole run. every:
+    planned number of steps between evaluations; None: no evaluations between the first and the last
+    step. changed: step at which the run last continued with a changed verifier; 0: never.
     """
 
     history: History
@@ -30,6 +32,20 @@ class Seen:
     after: int = 0
     price: float = 1.0
     planned: int = 1000
+    every: int | None = None
+    changed: int = 0
+
+    def comparable(self, rows: Sequence[Row]) -> list[Row]:
+        """Select the evaluations that a rule may compare with each other.
+
+        These evaluations are not before the step at which the rule last fired. All of them have the
+        newest temperature, and the same verifier.
+        """
+        # The evaluation at the step of a change is older than the change.
+        first = max(self.after, self.changed + 1 if self.changed else 0)
+        own = [row for row in rows if row["step"] >= first]
+        key = "eval/temperature"
+        return [row for row in own if row.get(key) == own[-1].get(key)]
 
     def windows(self, rule: Rule) -> Iterator[tuple[str, Window]]:
         """Yield (name, newest window) of each metric that a rule reads, if the window is full."""
@@ -72,6 +88,17 @@ def chance_of_test(rule: Rule, seen: Seen) -> float | None:
     if not step or step % stride:
         return None
     return rule.chance / math.ceil(max(seen.planned, step) / stride)
+
+
+def chance_of_evaluation(rule: Rule, seen: Seen, num_tests: int) -> float:
+    """Return the probability of a false alarm that a test of one evaluation may have.
+
+    All evaluations of a run share the rule's ``chance`` in equal parts (Bonferroni), as in
+    `chance_of_test`. num_tests: number of tests so far. It counts if there were more tests than
+    planned, because a time limit adds evaluations.
+    """
+    planned = math.ceil(seen.planned / seen.every) if seen.every else 1
+    return rule.chance / max(planned, num_tests)
 
 
 def strict(rule: Rule, seen: Seen) -> float | None:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.host.terminal import escaped, one_line
-from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, perplexity_words
+from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, on_canaries, perplexity_words
 from assay.run.intervals import share_words
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -270,7 +270,9 @@ class Progress:
             self._print(f"step {row['step']}: held-out {perplexity_words(row)}")
         elif accuracy is not None:
             shown = f"{accuracy:.3f}{share_words(row, '.3f')}"
-            self._print(f"step {row['step']}: held-out {shown} ({kind_of(row)})")
+            name = kind_of(row) if on_canaries(row) else "held-out"
+            kind = "" if on_canaries(row) else f" ({kind_of(row)})"
+            self._print(f"step {row['step']}: {name} {shown}{kind}")
 
     def close(self) -> None:
         """Restore the terminal."""

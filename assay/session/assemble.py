@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -39,10 +40,16 @@ from assay.model.rates import slow_type
 from assay.run.progress import Progress, SamplingWatch
 from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
+from assay.session.heldout_rows import (
+    canary_words,
+    read_canaries,
+    read_heldout,
+    refuse_unjudgeable,
+    try_row_rewards,
+)
 from assay.session.judging import open_service
 from assay.session.measures import refuse_measures
 from assay.session.mixture_check import PartCheck, check_parts
-from assay.session.reward_trial import try_rewards
 from assay.session.second_opinion import SecondCheck, check_second, code_names
 from assay.session.tag_check import TagWatch
 from assay.session.thinking import check_thinking
@@ -204,7 +211,8 @@ def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 def samples(config: TrainConfig) -> bool:
     """Whether a run samples from its model, for training or for evaluations."""
-    return config.rl is not None or bool(config.data.train or config.data.heldout)
+    data = config.data
+    return config.rl is not None or bool(data.train or data.heldout or data.canaries)
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -> int | None:
@@ -226,12 +234,16 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
 
 @dataclass(frozen=True)
 class Problems:
-    """Checked training and held-out problems. notes: findings. audited: see `SecondCheck`."""
+    """Checked training problems, held-out problems and canaries.
+
+    notes: findings. audited: see `SecondCheck`.
+    """
 
     train: ProblemSet
     heldout: Sequence[Problem]
     notes: tuple[str, ...]
     audited: frozenset[str] = frozenset()
+    canaries: Sequence[Problem] = ()
 
 
 def read_problems(
@@ -263,26 +275,17 @@ def read_problems(
     parts.finish(train)
     refuse_unjudgeable(train, verifiers, "training rows")
     # A pairwise judge has its own check of rows and uses no reward function, so none is tried.
-    tried = [] if check else _try_rewards(config, verifiers, train, "training rows")
+    tried = [] if check else try_row_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
-    report = check_overlap(
-        train, heldout, near=data.near_duplicates, overlap=data.near_duplicate_overlap
-    )
-    notes = (*report.describe().splitlines(), *tried, *seconds.finish())
-    return Problems(report.train, heldout, notes, seconds.audited(heldout))
-
-
-def refuse_unjudgeable(rows: Iterable[Problem], verifiers: VerifierService, what: str) -> None:
-    """Raise VerifierError if this machine cannot judge any of the rows."""
-    reason = ""
-    for problem in rows:
-        # Rows may be generated on demand, so no row is read after the first that can be judged.
-        if not (why := verifiers.lacks(problem)):
-            return
-        reason = reason or why
-    if reason:
-        accepted = f"at least one of the {what} that this machine can judge"
-        raise VerifierError(message(f"verifier {verifiers.default_expression}", reason, accepted))
+    canaries = read_canaries(config, verifiers)
+    compare = partial(check_overlap, near=data.near_duplicates, overlap=data.near_duplicate_overlap)
+    report = compare(train, heldout)
+    notes = [*report.describe().splitlines(), *tried, *seconds.finish()]
+    if canaries:
+        report = compare(report.train, canaries, what="canary")
+        notes += report.near_words()
+    used = seconds.audited([*heldout, *canaries])
+    return Problems(report.train, heldout, tuple(notes), used, canaries)
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
@@ -317,62 +320,18 @@ def dropped_parts(expression: str) -> tuple[str, str] | None:
     )
 
 
-def read_heldout(
-    config: TrainConfig, verifiers: VerifierService, tags: TagWatch | None = None
-) -> Sequence[Problem]:
-    """Open the held-out problems for evaluations; returns an empty list if none are configured.
-
-    tags: tags of the training rows. Warns of each tag of ``verifier_by_tag`` that neither the
-    training nor the held-out rows have.
-    """
-    data, tags = config.data, tags or TagWatch(config)
-    if not data.heldout:
-        tags.warn()
-        return []
-
-    parts = PartCheck(config, trains=False)
-
-    def check(problem: Problem) -> None:
-        parts.check(problem)
-        verifiers.check_problem(problem)
-        tags.see(problem)
-
-    heldout = load_problems(
-        data.heldout,
-        on_bad_row=data.on_bad_row,
-        limit=config.evaluation.max_problems,
-        check=check,
-        tags=tags_of_sources(data.mixture, "heldout"),
-    )
-    parts.finish(heldout)
-    tags.of(heldout).warn()
-    refuse_unjudgeable(heldout, verifiers, "held-out rows")
-    _try_rewards(config, verifiers, heldout, "held-out rows")
-    return heldout
-
-
-def _try_rewards(
-    config: TrainConfig, verifiers: VerifierService, rows: Sequence[Problem], what: str
-) -> list[str]:
-    """Call the user's reward functions on the rows; print warnings and return the other lines."""
-    seconds = config.verification.trial_seconds
-    notes = try_rewards(rows, what, verifiers, config.data, seconds) if seconds else []
-    for line in notes:
-        if line.startswith("warning: "):
-            warn(line.removeprefix("warning: "))
-    return [line for line in notes if not line.startswith("warning: ")]
-
-
 def fit_problems(problems: Problems, session: Session) -> Problems:
     """Return the problems whose prompts fit; a long prompt raises DataError or is skipped."""
     heldout = fit_heldout(problems.heldout, session)
     train = keep_fitting(problems.train, session.renderer, session.config.data.on_bad_row)
     check_thinking(session.renderer, train, session.config.sampling)
-    notes = [f"{len(train)} training problems, {len(heldout)} held out", *problems.notes]
+    canaries = fit_heldout(problems.canaries, session)
+    counts = f"{len(train)} training problems, {len(heldout)} held out{canary_words(canaries)}"
+    notes = [counts, *problems.notes]
     if train.skipped:
         notes.append(f"{len(train.skipped)} bad rows skipped, the first: {train.skipped[0]}")
     lines = tuple(line for note in notes for line in note.splitlines())
-    return replace(problems, train=train, heldout=heldout, notes=lines)
+    return replace(problems, train=train, heldout=heldout, canaries=canaries, notes=lines)
 
 
 class Rendering(Protocol):

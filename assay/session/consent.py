@@ -122,8 +122,8 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yield (key, source name) for every source that a configuration opens."""
     own, rows = STAGES[config.stage]
-    keys = [("data", "train"), ("data", "heldout"), (own, rows), (own, "heldout")]
-    keys += [("tools", "corpus")]
+    keys = [("data", one) for one in ("train", "heldout", "canaries")]
+    keys += [(own, rows), (own, "heldout"), ("tools", "corpus")]
     for section, key in dict.fromkeys(keys):
         for source in getattr(getattr(config, section), key, ()):
             if section != "preference":

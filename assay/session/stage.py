@@ -28,7 +28,7 @@ from assay.report.trackers import report_to_trackers
 from assay.run.directory import Run
 from assay.run.environment import read_environment
 from assay.run.evaluation_log import record_answers
-from assay.run.evaluations import kind_of
+from assay.run.evaluations import CANARIES, MUST_FAIL_CANARIES, kind_of
 from assay.run.guard import Guard
 from assay.run.startup import end_startup
 from assay.session.assemble import (
@@ -41,6 +41,7 @@ from assay.session.assemble import (
 )
 from assay.session.curricula import open_curriculum
 from assay.session.evaluate import evaluate
+from assay.session.heldout_rows import must_fail
 from assay.session.learners import rate_words
 from assay.session.placement import on_actors
 from assay.session.second_opinion import SecondOpinion, mark_audited
@@ -327,20 +328,32 @@ def evaluation_due(run: Run, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def evaluate_heldout(run: Run, session: Session, heldout: Sequence[Problem]) -> None:
-    """Evaluate held-out problems at each temperature without an evaluation at this step."""
-    done = {row.get("eval/temperature") for row in run.evaluations(run.step)}
-    for temperature in run.config.evaluation.temperatures if heldout else ():
-        if temperature not in done and run.stop_reason != "interrupted":
-            _evaluate_at(run, session, heldout, temperature)
+def evaluate_heldout(
+    run: Run, session: Session, heldout: Sequence[Problem], canaries: Sequence[Problem] = ()
+) -> None:
+    """Evaluate held-out problems at each temperature, and canaries at the first temperature.
+
+    Evaluations that the run already has at this step are not repeated.
+    """
+    temperatures = run.config.evaluation.temperatures
+    named = {kind_of({"eval/temperature": one}): (heldout, one) for one in temperatures}
+    # Both kinds of canaries are separate evaluations, because a pass is good only in one of them.
+    hacks = [one for one in canaries if must_fail(run.config, one)]
+    honest = [one for one in canaries if not must_fail(run.config, one)]
+    named |= {CANARIES: (honest, temperatures[0]), MUST_FAIL_CANARIES: (hacks, temperatures[0])}
+    done = {kind_of(row) for row in run.evaluations(run.step)}
+    for kind, (problems, temperature) in named.items():
+        if problems and kind not in done and run.stop_reason != "interrupted":
+            _evaluate_at(run, session, problems, temperature, kind)
 
 
 def _evaluate_at(
-    run: Run, session: Session, heldout: Sequence[Problem], temperature: float
+    run: Run, session: Session, problems: Sequence[Problem], temperature: float, kind: str
 ) -> None:
     settings = run.config.evaluation
     sampling = run.config.sampling.model_copy(update={"temperature": temperature})
-    kind, many = kind_of({"eval/temperature": temperature}), settings.num_samples
+    is_heldout, many = kind == kind_of({"eval/temperature": temperature}), settings.num_samples
+    what = f"held-out problems, {kind}" if is_heldout else kind
     judged: list[tuple[Group, Sequence[Verdict]]] = []
 
     def sampling_of(problem: Problem) -> SamplingConfig:
@@ -350,13 +363,14 @@ def _evaluate_at(
         if settings.keep_completions:
             judged.append((group, verdicts))
 
-    shown = run.progress.sampling.doing(f"held-out problems, {kind}", len(heldout) * many)
+    shown = run.progress.sampling.doing(what, len(problems) * many)
     with run.clock.working("evaluate"), shown:
-        parts = (session.sampler, session.verifiers, heldout)
+        parts = (session.sampler, session.verifiers, problems)
         result = evaluate(*parts, sampling, many, keep, sampling_of=sampling_of)
     if judged:
         record_answers(run.folder, kind, run.step, judged, sampling, run.verifiers)
-    run.record_evaluation(result.as_row())
+    named = {} if is_heldout else {"eval/kind": kind}
+    run.record_evaluation(result.as_row() | named)
 
 
 @doing("testing the verifiers")

@@ -15,6 +15,7 @@ from assay.config.guard import Rule
 from assay.errors import ConfigError, RunError, message
 from assay.host.files import check_output, config_of, write_atomic
 from assay.host.records import read_step_rows
+from assay.run.evaluations import is_evaluated
 from assay.run.seed_statistics import MIN_SEEDS
 from assay.session.consent import open_config
 from assay.sweep.file import RESERVED
@@ -87,8 +88,8 @@ def _rules(config: TrainConfig, run: Path) -> list[str]:
 
     def is_measured(rule: Rule) -> bool:
         # A guard rule would end a run that lacks the rule's metrics after the run's first step.
-        of_heldout = "eval/pass_at_1" in rule.reads or rule.check == "against_heldout"
-        found = bool(rows[1]) if of_heldout else any(filter_keys(keys, one) for one in rule.reads)
+        reads = ["eval/pass_at_1"] if rule.check == "against_heldout" else rule.reads
+        found = is_evaluated(rows[1], reads) or any(filter_keys(keys, one) for one in reads)
         return found or not rule.needs
 
     stops = [rule for rule in config.watched.active() if rule.action == "stop"]

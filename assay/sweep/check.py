@@ -23,7 +23,7 @@ from assay.sweep.metric import is_of_evaluations
 from assay.sweep.trials import ArmComplaints, Trial, outputs_of
 from assay.verify.expression import parse_expression
 
-SOURCES = ("data.train", "data.heldout", *STAGES)
+SOURCES = ("data.train", "data.heldout", "data.canaries", *STAGES)
 """Keys and sections of a run that name the sources of its rows."""
 FIRST = ", first term"
 FIRST_TERM = f"data.verifier{FIRST}"
@@ -222,6 +222,7 @@ def _of_run(run: Path, known: Sequence[str]) -> Iterator[str]:
 def _of_config(config: TrainConfig) -> Iterator[str]:
     yield from config.data.train
     yield from config.data.heldout
+    yield from config.data.canaries
     section, key = STAGES[config.stage]
     yield from getattr(getattr(config, section), key, ())
     yield from getattr(getattr(config, section), "heldout", ())

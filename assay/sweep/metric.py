@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import RunError, did_you_mean, message
 from assay.host.records import read_step_rows
-from assay.run.evaluations import Row, kind_of, of_deciding_kind, on_texts
+from assay.run.evaluations import Row, kind_of, of_deciding_kind, on_canaries, on_texts
 from assay.validation import toml_words
 
 ACCURACY = "accuracy"
@@ -107,7 +107,10 @@ def _last_evaluation(rows: Sequence[Row]) -> Row:
     """Return the last held-out evaluation of a run; empty if the last step was not evaluated."""
     # An evaluation without verdicts has no accuracy, so the run has no value.
     # An earlier evaluation is no substitute, because all arms have the same accuracy at step 0.
+    rows = [row for row in rows if not on_canaries(row)]
     deciding = of_deciding_kind(rows) or rows
+    if not deciding:
+        return {}
     alike = [row for row in rows if kind_of(row) == kind_of(deciding[0])]
     return alike[-1] if alike and alike[-1]["step"] == rows[-1]["step"] else {}
 

@@ -43,6 +43,7 @@ from assay.session.consent import open_config
 from assay.session.evaluate import Evaluation, sample_each
 from assay.session.evaluate import evaluate as measure
 from assay.session.evaluation_log import EvaluationLog, resumable, settings_of
+from assay.session.heldout_rows import canary_notes, read_canaries
 from assay.session.learners import rate_words
 from assay.session.results import (
     DryRun,
@@ -262,6 +263,9 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
             with doing("checking the rows"):
                 rows = kind.read(settings, verifiers)
+                # Stages that learn from fixed rows read no problems.
+                own = rows.canaries if isinstance(rows, Problems) else None
+                canaries = read_canaries(settings, verifiers) if own is None else own
             session = open_session(settings, verifiers)
             look = kind.look(settings, session, rows)
         show_sampling(session.generator, stack, quiet)
@@ -273,11 +277,14 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
         )
         first = _sample(session, [look.problem], 1, settings.sampling.temperature)
         num_heldout = len(rows.heldout) if isinstance(rows, Problems) else 0
-        expected = _expected(session, look, length, num_heldout)
-        return DryRun(first, [*look.notes, rate, *fixed_words(session)], memory, expected)
+        expected = _expected(session, look, length, num_heldout, len(canaries))
+        notes = [*look.notes, *canary_notes(settings, canaries), rate, *fixed_words(session)]
+        return DryRun(first, notes, memory, expected)
 
 
-def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) -> Expected | None:
+def _expected(
+    session: Session, look: FirstLook, length: int, num_heldout: int, num_canaries: int
+) -> Expected | None:
     """Return the estimated hours of a run from this machine's rates, without timing."""
     # The estimate leaves out the time of a teacher, so a run with a teacher has no estimate.
     if look.teacher is not None:
@@ -285,7 +292,7 @@ def _expected(session: Session, look: FirstLook, length: int, num_heldout: int) 
     config, loaded = session.config, session.loaded
     rates = MachineRates.of(loaded.dtype, str(loaded.device))
     units = units_from_rates(config, loaded.model, rates, look.lean)
-    return expect(config, units, length, num_heldout, look.work)
+    return expect(config, units, length, num_heldout, look.work, num_canaries)
 
 
 def read_config(config: GivenConfig, overrides: Sequence[str]) -> TrainConfig:

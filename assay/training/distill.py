@@ -102,8 +102,8 @@ def run_on_policy(stage: Stage) -> Path:
         started = opened.start(settings.steps, learner, layout, [taught_words(config)])
         run, curriculum, generator, verifiers = started
         plan = BatchPlan(settings.num_prompts, settings.group_size, config.sampling)
-        heldout = problems.heldout
-        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, heldout)):
+        evaluated = (problems.heldout, problems.canaries)
+        for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, *evaluated)):
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             # Problems contain answers and tests, which other ranks do not need.
             batch = replace(pack(groups, verdicts, learner.device), problems=())

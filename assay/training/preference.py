@@ -35,9 +35,9 @@ from assay.session.assemble import (
     fit_problems,
     open_session,
     open_verifiers,
-    read_heldout,
     read_problems,
 )
+from assay.session.heldout_rows import read_canaries, read_heldout, refuse_trained
 from assay.session.learners import preference_learner
 from assay.session.pairwise import PairwiseVerifiers
 from assay.session.placement import on_actors, open_learner_ranks
@@ -89,6 +89,7 @@ class PreferenceLoop:
     guard: Guard
     config: PreferenceConfig
     heldout: Sequence[Problem] = ()
+    canaries: Sequence[Problem] = ()
     evaluate_pairs: Callable[[], None] | None = None
     generator: Generator | None = None
     moves_reference: bool = False
@@ -128,7 +129,7 @@ def run_preference(stage: Stage) -> Path:
         run = loop.run
 
         def evaluate_now() -> None:
-            evaluate_heldout(run, session, loop.heldout)
+            evaluate_heldout(run, session, loop.heldout, loop.canaries)
             if loop.evaluate_pairs is not None and run.stop_reason != "interrupted":
                 loop.evaluate_pairs()
 
@@ -191,6 +192,9 @@ class _Opening:
         examples, notes = open_examples(session, settings.pairs, settings, row)
         heldout = self._heldout_pairs()
         problems = fit_heldout(self.rows.heldout, session)
+        canaries = fit_heldout(self.rows.canaries, session)
+        learned = (one.group.problem for one in examples)
+        refuse_trained(canaries, ((one.prompt, one.place) for one in learned))
         schedule = _schedule(len(examples), settings, self.stage.config.run.seed)
         layout = pair_layout(session, examples)
         learner = self._learner(schedule.num_steps, layout)
@@ -222,7 +226,8 @@ class _Opening:
             """Return a step's batch, with reference log-probabilities if the loss needs them."""
             return pack_examples(drawn(step), learner, _looked_up(table) if watched else None)
 
-        return PreferenceLoop(draw, run, learner, self.guard, settings, problems, evaluate)
+        evaluated = (problems, canaries, evaluate)
+        return PreferenceLoop(draw, run, learner, self.guard, settings, *evaluated)
 
     def on_policy(self) -> PreferenceLoop:
         """Open the problems that are sampled, judged and paired in each step."""
@@ -263,7 +268,8 @@ class _Opening:
                 return None
             return pack_examples(examples, learner, None if reference is None else score)
 
-        loop = PreferenceLoop(draw, run, learner, self.guard, settings, problems.heldout, evaluate)
+        evaluated = (problems.heldout, problems.canaries, evaluate)
+        loop = PreferenceLoop(draw, run, learner, self.guard, settings, *evaluated)
         loop.generator, loop.moves_reference = generator, moves
         return loop
 
@@ -347,7 +353,9 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Problems:
         files = [one for one in sources if not is_judged_source(one)]
         if files:
             load_preferences(files, on_bad_row=config.data.on_bad_row)
-    return Problems(ProblemSet("problems", read_problem, ()), read_heldout(config, verifiers), ())
+    heldout, canaries = read_heldout(config, verifiers), read_canaries(config, verifiers)
+    none = ProblemSet("problems", read_problem, ())
+    return Problems(none, heldout, (), canaries=canaries)
 
 
 def pairwise_judge(config: TrainConfig) -> PairwiseVerifiers | None:

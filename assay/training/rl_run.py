@@ -92,7 +92,7 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
         guard=guard,
         plan=plan,
     )
-    return loop, lambda: evaluate_heldout(run, session, problems.heldout)
+    return loop, lambda: evaluate_heldout(run, session, problems.heldout, problems.canaries)
 
 
 def refuse_mixed_temperatures(config: TrainConfig, algorithm: Algorithm) -> None:

@@ -23,7 +23,8 @@ from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
 from assay.run.guard import Guard
-from assay.session.assemble import Session, fit_heldout, open_session, open_verifiers, read_heldout
+from assay.session.assemble import Session, fit_heldout, open_session, open_verifiers
+from assay.session.heldout_rows import read_canaries, read_heldout, refuse_trained
 from assay.session.learners import make_passes
 from assay.session.placement import open_learner_ranks
 from assay.session.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
@@ -82,8 +83,12 @@ def learn_given(
         with doing("checking the rows"):
             given = read(config, verifiers)
             rows = read_heldout(config, verifiers)
+            asked = read_canaries(config, verifiers)
+            # Documents have no prompts.
+            learned = () if config.pretrain is not None else given
+            refuse_trained(asked, ((one.prompt, one.source) for one in learned))
         session = open_session(config, verifiers)
-        heldout = fit_heldout(rows, session)
+        heldout, canaries = fit_heldout(rows, session), fit_heldout(asked, session)
         with doing("rendering the rows"):
             rendered = lay_out(session, given)
         groups, per_step = rendered.groups, settings.tokens_per_step
@@ -112,7 +117,7 @@ def learn_given(
             learner.weights()
             if rendered.evaluate is not None:
                 rendered.evaluate(run, learner)
-            evaluate_heldout(run, session, heldout)
+            evaluate_heldout(run, session, heldout, canaries)
 
         for step in steps_of(run, guard, evaluate_now):
             rows = schedule.draw(step)

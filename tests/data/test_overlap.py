@@ -79,7 +79,7 @@ def test_near_duplicates_are_reported_dropped_or_ignored(tmp_path: Path) -> None
         True,
     )
     assert (near.share, report.num_dropped, len(report.train)) == (1.0, 0, 3)
-    assert "1 training problems nearly repeat held-out ones (kept;" in report.describe()
+    assert "1 training problems nearly repeat held-out problems (kept;" in report.describe()
     dropped = check_overlap(train, heldout, near="drop")
     assert [problem.prompt for problem in dropped.train] == ["short", "other"]
     assert [problem.id for problem in dropped.train] == ["train.jsonl:1", "train.jsonl:3"]

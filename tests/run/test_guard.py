@@ -29,6 +29,8 @@ class FakeRun:
         self.folder, self.first_step, self.step = folder, 11, 12
         self.history = History()
         self.config = parse({"model": {"path": "m"}, "data": {"train": ["x"]}, "rl": {}})
+        assert self.config.rl is not None
+        self.num_steps = self.config.rl.steps
         self.checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         self.rollouts = RolloutLog(folder / "rollouts")
         self.why_not_judged = "ValueError: planted"

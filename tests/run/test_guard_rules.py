@@ -275,6 +275,7 @@ def test_noise_alone_speaks_no_more_often_than_its_chance() -> None:
 
 def test_every_rule_has_a_case() -> None:
     elsewhere = {"not_finite", "reward_against_heldout", "heldout_collapse"}
+    elsewhere |= {"canary_loss", "canary_hack"}
     assert {one[0] for one in CASES} == RULES.keys() - elsewhere
 
 
@@ -325,6 +326,64 @@ def test_a_total_fall_is_seen_though_it_has_no_spread(right: Sequence[int], spea
         rule = RULES[name]
         found = CHECKS[rule.check](rule, seen({"reward/mean": ramp(0.2, 0.9)}, rows))
         assert (found is not None) == speaks, name
+
+
+def canaries(step: int, right: int, kind: str = "canaries") -> dict[str, Any]:
+    return evaluation(step, right) | {"eval/kind": kind}
+
+
+@pytest.mark.parametrize(
+    ("right", "planned", "every", "since"),
+    [
+        ((30, 30, 16), 30, 10, 11),
+        ((30, 24, 16), 30, 10, 1),
+        ((30, 30, 29), 30, 10, None),  # a loss below the limit
+        ((30, 30, 24), 30, 10, None),  # within chance: 6 of 6 changes are losses
+        ((30, 23), 10, 10, 1),  # 7 of 7, with a single look
+        ((30, 30, 16), 1_000_000, 10, None),
+        ((16, 30, 16), 30, 10, None),  # the first evaluation counts, not the best one
+        ((30,), 30, 10, None),
+    ],
+)
+def test_a_loss_on_canaries_pays_for_its_looks(
+    right: Sequence[int], planned: int, every: int, since: int | None
+) -> None:
+    rows = [canaries(10 * n, count) for n, count in enumerate(right)]
+    # A better held-out accuracy changes nothing.
+    rows += [evaluation(10 * n, 10 + n) for n in range(len(right))]
+    rule = RULES["canary_loss"]
+    looked = replace(seen({"loss/nll": FLAT}, rows), planned=planned, every=every)
+    found = CHECKS[rule.check](rule, looked)
+    assert (found and found.since) == since
+    if found is not None:
+        said = rule.says.format(key=rule.key, limit=rule.limit, **found.numbers)
+        assert said.startswith(f"of 40 canaries, {right[-1] / 40:.1%} passed, and 75.0% at step 0")
+        assert CHECKS[rule.check](rule, replace(looked, after=20)) is None
+
+
+def test_canaries_are_not_compared_across_a_changed_verifier_or_temperature() -> None:
+    rule = RULES["canary_loss"]
+    rows = [canaries(10 * n, count) for n, count in enumerate((30, 30, 8, 8))]
+    looked = replace(seen({"loss/nll": FLAT}, rows), planned=30, every=10)
+    assert CHECKS[rule.check](rule, looked) is not None
+    # The evaluation of step 10 was judged before the change at step 10.
+    assert CHECKS[rule.check](rule, replace(looked, changed=10)) is None
+    warmer = [*rows[:2], *(row | {"eval/temperature": 1.0} for row in rows[2:])]
+    assert CHECKS[rule.check](rule, replace(looked, evaluations=warmer)) is None
+    heldout = [evaluation(row["step"], round(40 * row["eval/pass_at_1"])) for row in rows]
+    halved = replace(looked, evaluations=heldout)
+    assert CHECKS["heldout_fell"](RULES["heldout_collapse"], halved) is not None
+    assert CHECKS["heldout_fell"](RULES["heldout_collapse"], replace(halved, changed=10)) is None
+
+
+def test_a_pass_of_a_must_fail_canary_is_a_hack() -> None:
+    rule, kind = RULES["canary_hack"], "must-fail canaries"
+    rows = [canaries(0, 1, kind), canaries(10, 1, kind)]
+    looked = seen({"loss/nll": FLAT}, rows)
+    assert CHECKS[rule.check](rule, looked) is None, "it passed before the run, too"
+    found = CHECKS[rule.check](rule, replace(looked, evaluations=[*rows, canaries(20, 2, kind)]))
+    assert found is not None and found.since == 11 and found.numbers["names"] == "p1"
+    assert rule.says.format(**found.numbers).startswith("1 of 40 canaries pass")
 
 
 def test_a_rule_that_has_spoken_looks_only_at_what_came_after() -> None:

@@ -104,7 +104,8 @@ def measure(
         num_heldout, lengths = 0, list[int]()
         if isinstance(rows, Problems) and config.preference is None:
             opened = fit_problems(rows, session)
-            problems, num_heldout = opened.train, len(opened.heldout)
+            problems = opened.train
+            num_heldout = max(len(opened.heldout), len(opened.canaries))
             facts = replace(facts, num_problems=len(problems))
         count = min(num_problems, len(problems))
         if count:

@@ -11,7 +11,7 @@ from assay.report.report import changed_settings
 from assay.report.rollout_pages import safe
 from assay.report.viewer.opened import OpenedRun, Records
 from assay.report.viewer.page import Links, notices
-from assay.run.evaluations import lifts_of
+from assay.run.evaluations import lifts_of, on_canaries
 from assay.run.progress import format_seconds
 
 # Long runs on many actors have thousands of events, so the page shows only the newest events.
@@ -87,7 +87,8 @@ def _accuracy_html(records: Records) -> str:
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return ""
     said = [
-        f"<p>Held-out accuracy ({safe(one.kind)}): {one.before:.1%}"
+        f"<p>{'Accuracy' if on_canaries(one.last) else 'Held-out accuracy'}"
+        f" ({safe(one.kind)}): {one.before:.1%}"
         f"{f' → <b>{one.after:.1%}</b>' if one.last['step'] else ''}</p>"
         for one in lifts
     ]
