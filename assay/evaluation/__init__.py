@@ -1,11 +1,11 @@
 """Comparisons and audits of models, verifiers and recorded runs.
 
-compare.py, compare_result.py, preference_judge.py   two models on the same problems
-gate.py, gate_checks.py, gate_thresholds.py          release checks of a checkpoint, with canaries
-divergence.py, frontier.py                           KL between models; accuracy against tokens
-rejudge.py, replay.py, replay_result.py              logged and new verdicts; replay of a step
-drift.py                                             files of verdicts, compared
-audit.py, step_audit.py                              verifier disagreements for people to label
-reward_terms.py                                      effect of each term of a reward
-test_time/                                           search at inference time
+- compare.py, compare_result.py, preference_judge.py: compare two models on the same problems.
+- gate.py, gate_checks.py, gate_thresholds.py: checks of a checkpoint before release.
+- divergence.py, frontier.py: measure KL between models, and accuracy by tokens.
+- rejudge.py, replay.py, replay_result.py: compare logged and new verdicts, replay a step.
+- drift.py: compare files of verdicts of the same completions.
+- audit.py, step_audit.py: queue verifier disagreements for people.
+- reward_terms.py: measure the effect of each term of a reward.
+- test_time/: search for answers at inference time.
 """

@@ -1,9 +1,9 @@
 """Calibration and diversity of a run's completions: ``assay run calibration RUN``.
 
-Three kinds of confidence are compared with correctness: the mean log-probability of a completion,
-the share of a prompt's completions that give the most frequent answer, and a confidence that the
-text states. Diversity is pass@k against pass@1, and the number of distinct answers, solutions and
-texts in a group.
+Three confidences are compared with correctness: the mean log-probability of a completion, the share
+of a prompt's completions with the most frequent answer, and a confidence that the text states.
+Diversity is measured by pass@k relative to pass@1, and by the numbers of distinct answers,
+solutions and texts in a group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from assay.session.evaluate import pass_at_k
 from assay.training.calibration import Calibration, calibrate
 
 CONFIDENCES = ("log_probability", "vote", "stated")
-# Number of reliability bins: fewer than for reward models, because a run has fewer predictions.
+# The number of reliability bins is lower than for reward models: a run has fewer predictions.
 BINS = 10
 # Calibration is measured on the first and the last fifth of the steps, to show its change.
 _WINDOW = 0.2
@@ -47,11 +47,11 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
-    """Predictions of one kind of confidence, compared with the correctness of the completions.
+    """Predictions of one type of confidence, and the correctness of the predicted completions.
 
     name: one of `CONFIDENCES`. when: the steps, as text. count: number of predictions. groups:
-    number of groups (prompts) whose completions were used as predictions. interval: 95 % interval
-    of the accuracy of these completions.
+    number of groups (prompts) whose completions have a prediction. interval: 95 % interval of the
+    accuracy of the completions with a prediction.
     """
 
     name: str
@@ -74,13 +74,13 @@ class Confidence:
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """Diversity of the groups of one training step. pass_at: pass@k for each k; pass@1 is the pass
-    rate.
+    """Diversity of the completion groups in one training step. pass_at: pass@k for each k; pass@1
+    is the pass rate.
 
     answers: mean number of distinct answers per group; all correct answers count as one answer.
-    solutions: mean number of distinct solutions per group, where a solution is the sequence of
-    numbers in a text. texts: mean share of distinct texts among the completions of a group. size:
-    mean group size.
+    solutions: mean number of distinct solutions per group; a solution is the sequence of numbers in
+    a text. texts: mean share of distinct texts among the completions of a group. size: mean group
+    size.
     """
 
     step: int
@@ -94,9 +94,9 @@ class Diversity:
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """Confidence predictions and diversity of a run.
+    """Confidence predictions and diversity of the completions of a run.
 
-    read, of: number of completions that were read, and number of all recorded completions.
+    read, of: number of completions that were analyzed, and number of all recorded completions.
     """
 
     run: str
@@ -146,7 +146,7 @@ class CalibrationResult:
 
 
 def _ends(rows: Sequence[list[str]], most: int = 12) -> list[list[str]]:
-    """Return at most ``most`` rows at even distances, including the first and the last row."""
+    """Return at most ``most`` rows at even distances, including the first row and the last row."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(n * (len(rows) - 1) / (most - 1))] for n in range(most)]
@@ -155,9 +155,9 @@ def _ends(rows: Sequence[list[str]], most: int = 12) -> list[list[str]]:
 def calibration(run: Path | str, *, among: int = 5000, seed: int = 0) -> CalibrationResult:
     """Compare confidences with correctness, and measure diversity, over a run's rollouts.
 
-    among: approximate number of completions to read, as in `behavior_rates`. The result is written
-    to ``RUN/behaviors/calibration.json``, which the report draws. Raises RunError for a run without
-    judged rollouts.
+    among: approximate number of completions to read from the run, as in `behavior_rates`. The
+    result is written to ``RUN/behaviors/calibration.json``, from which the report draws its chart.
+    Raises RunError for a run without judged rollouts.
     """
     folder = Path(run)
     config_of(folder)
@@ -216,7 +216,7 @@ def _confidence(
     predicted = np.array([one for one, _ in values], np.float64)
     observed = np.array([one for _, one in values], np.float64)
     accuracy = float(observed.mean())
-    # Siblings are not independent, so the standard error treats each group as one cluster.
+    # Completions of one prompt are not independent: a group is one cluster of the standard error.
     error = clustered_stderr(observed, sizes)
     return Confidence(
         name=name,
@@ -231,13 +231,13 @@ def _confidence(
 
 
 def groups_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split rows by their group id; return one list of rows per group."""
+    """Group rows by their group id; return one list of rows per group."""
     ordered = sorted(rows, key=lambda row: row["group_id"])
     return [[*some] for _, some in groupby(ordered, key=lambda row: row["group_id"])]
 
 
 def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return exp(mean log-probability of the sampled tokens) of each completion."""
+    """Return each completion's confidence exp(mean log-probability of its sampled tokens)."""
     found: list[tuple[float, bool]] = []
     for row in group:
         if row["model_logprobs"] is None:
@@ -245,17 +245,17 @@ def _by_logprob(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
         sampled = np.array(row["sampled"], np.bool_)
         logprobs = np.array(row["model_logprobs"], np.float64)[sampled]
         if len(logprobs):
-            # Rounding can make a mean log-probability positive, but a probability is at most 1, so
-            # the value is limited.
+            # Rounding can make a mean log-probability positive; a probability is at most 1.
             found.append((float(np.exp(min(0.0, logprobs.mean()))), row["status"] == "passed"))
     return found
 
 
 def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return the vote share of a group's most frequent answer, and whether that answer is right."""
+    """Return the vote share of the most frequent answer in a group, and whether this answer is
+    right.
+    """
     votes = Counter(answers_of(group))
-    # With a single vote the share is always 1 and says nothing about confidence, so no prediction
-    # is made.
+    # With a single vote the share is always 1 and shows no confidence, so there is no prediction.
     if votes.total() < 2:
         return []
     answer, count = votes.most_common(1)[0]
@@ -263,7 +263,8 @@ def _by_vote(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
 
 
 def _by_statement(group: Sequence[Mapping[str, Any]]) -> list[tuple[float, bool]]:
-    """Return the last stated confidence of each text, and whether the text's answer is correct."""
+    """Return the last confidence that each text states, and whether the text's answer is
+    correct."""
     found = ((stated_confidence(row["text"] or ""), row["status"] == "passed") for row in group)
     return [(value, right) for value, right in found if value is not None]
 
@@ -272,12 +273,12 @@ _PREDICTIONS = {"log_probability": _by_logprob, "vote": _by_vote, "stated": _by_
 
 
 def stated_confidence(text: str) -> float | None:
-    """Return the last confidence in a text, such as "Confidence: 80%" or "I'm 80 % sure"."""
+    """Return the last stated confidence in a text, such as "Confidence: 80%" or "I'm 80 % sure"."""
     value = None
     for match in _STATED.finditer(text):
         percent = match["percent"] or match["sure"]
         share = float(percent) / 100 if percent else float(match["share"])
-        # A number such as 200 % is a figure of speech and no stated confidence, so it is skipped.
+        # A number such as 200 % is a figure of speech and not a confidence, so it is skipped.
         value = share if share <= 1.0 else value
     return value
 
@@ -285,8 +286,8 @@ def stated_confidence(text: str) -> float | None:
 def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
     """Return one answer per completion: True for a passed completion, else the extracted text.
 
-    All correct answers count as the same answer (True), whatever their text. The calibration leaves
-    out completions without an answer.
+    All correct answers count as the same answer (True), whatever their text. The calibration
+    excludes completions without an answer.
     """
     return [
         True if row["status"] == "passed" else row["extracted"]
@@ -297,7 +298,7 @@ def answers_of(group: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def _diversity(step: int, rows: Sequence[dict[str, Any]]) -> Diversity:
     groups = groups_of(rows)
-    # Unjudged completions are left out, so k is at most the size of the smallest judged group.
+    # pass@k needs k judged completions, so k is at most the size of the smallest judged group.
     least = min(map(len, groups))
     ks = [k for k in (1, *(2**n for n in range(1, 12))) if k < least] + [least]
     passed = [sum(row["status"] == "passed" for row in group) for group in groups]
@@ -312,7 +313,7 @@ def _diversity(step: int, rows: Sequence[dict[str, Any]]) -> Diversity:
             for k in dict.fromkeys(ks)
         },
         answers=float(np.mean(answers)) if answers else None,
-        # Wording differs in nearly every sample, so solutions are compared by their numbers.
+        # Nearly every completion has other words, so solutions are compared by their numbers.
         solutions=float(
             np.mean(
                 [

@@ -1,11 +1,11 @@
-"""People label the completions on which two verifiers disagree: ``assay run audit RUN``.
+"""Let people label the completions on which two verifiers disagree: ``assay run audit RUN``.
 
-A second verifier judges the recorded completions again. The file ``RUN/audit/queue.jsonl`` collects
-passed completions that the second verifier rejects, and failed completions that the second verifier
-accepts. The queue also collects passed completions in which a step verifier finds a wrong reasoning
-step, and the disagreements that the run itself recorded (``[audit]``). People label the rows of the
-queue. The labelled rows of the queue form two sets, one of answers and one of reasoning steps, for
-``assay verifier self-test --labelled FILE``.
+A second verifier judges the recorded completions of a run again. The file ``RUN/audit/queue.jsonl``
+collects passed completions that the second verifier fails, and failed completions that the second
+verifier passes. The queue also collects passed completions with a wrong reasoning step, which a
+step verifier finds, and the disagreements that the run itself recorded (``[audit]``). People label
+the completions in the queue. The labelled rows form two test sets for ``assay verifier self-test
+--labelled FILE``: one of answers and one of reasoning steps.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class AuditResult:
 
     judged: number of completions that the second verifier judged in this call. found: number of
     disagreements between the two verifiers, by kind. waiting: number of queued rows without a
-    label. right: for each kind of row, how many labels agree with each of the two verifiers. steps:
-    the latest audit of reasoning steps; None without an audit. findings: number of passed
-    completions in which the trace monitor found something; None without the monitor. live: second
-    verdicts that the run itself recorded; None without ``[audit]``.
+    label. right: for each kind of disagreement, how many labels agree with each of the two
+    verifiers. steps: the latest audit of reasoning steps; None if no such audit was made. findings:
+    number of passed completions in which the trace monitor found something; None if no monitor was
+    used. live: second verdicts that the run recorded during training; None without ``[audit]``.
     """
 
     run: str
@@ -94,7 +94,7 @@ class AuditResult:
         )
         for way, right in self.right.items():
             of = right["first"] + right["second"]
-            # The run's verifier judged no steps, so the labels of steps measure the step verifier.
+            # The run's verifier judged no steps, so labels of steps only measure the step verifier.
             side = "second" if way == _STEP_IS_WRONG else "first"
             low, high = share_interval(right[side] / of, of)
             who = "the verifier of steps" if way == _STEP_IS_WRONG else "the run's verifier"
@@ -129,18 +129,19 @@ def audit(
     below: float = 0.5,
     **how: Unpack[JudgeOptions],
 ) -> AuditResult:
-    """Queue completions on which a second verifier disagrees with the run's verifier; return the
+    """Judge recorded completions with a second verifier, queue the disagreements, and return the
     audit.
 
-    The disagreements that the run itself recorded (``[audit]``) are queued too.
+    The disagreements that the run recorded during training (``[audit]``) are queued too.
 
-    second: expression of the second verifier; None: only count the labels, without judging. count:
-    maximum number of new rows in the queue, half of the rows of each kind if possible. among:
-    approximate number of completions to judge, taken from steps drawn at random. steps: a step
-    verifier; at most ``count`` passes with a wrong reasoning step are queued, too. monitor: at most
-    ``count`` passes with a finding of the trace monitor are queued too. at, passes, below: see
-    `audit_steps`.
-    seed: seed of all random draws. how: see `rejudge`.
+    second: expression of the second verifier; with None, labels are only counted. count: maximum
+    number of new rows in the queue, half of them of each kind of disagreement if possible.
+    among: approximate number of completions to judge, from randomly drawn training steps. steps: a
+    step verifier; at most ``count`` passed completions with a wrong reasoning step are queued, too.
+    monitor: at most ``count`` passed completions with a finding of the trace monitor are queued,
+    too. at, passes,
+    below: see `audit_steps`.
+    seed: seed of all random draws of the audit. how: see `rejudge`.
 
     Raises RunError if the run holds no rollouts, DataError for an invalid label.
     """
@@ -151,7 +152,7 @@ def audit(
     live, recorded = read_live_audit(folder, _WAYS)
     queued = {row["id"]: row for row in rows if row["kind"] in _WAYS.values()}
     recorded = [one for one in recorded if one["id"] not in queued]
-    # A call that only reads the labels must not add rows to label.
+    # A call that only counts labels must not add rows to the queue.
     room = count - sum(row["label"] is None for row in queued.values())
     if live is not None and recorded and room > 0:
         check_folder(folder / "audit", str(folder))
@@ -162,8 +163,7 @@ def audit(
         check_folder(folder / "audit", str(folder))
         judged, fresh = _disagreements(folder, second, _draw_steps(folder, among, seed), how)
         found.update(row["kind"] for row in fresh)
-        # A repeated audit only adds rows to the queue: rows that are already queued keep their
-        # labels.
+        # A repeated audit only adds rows to the queue: rows in the queue keep their labels.
         known = {row["id"] for row in rows if row["kind"] in _WAYS.values()}
         rows += _draw_rows([row for row in fresh if row["id"] not in known], count, seed)
     if monitor:
@@ -173,11 +173,11 @@ def audit(
         fresh = [row | {"kind": _FINDING} for row in fresh if row["kind"] == _REJECTED]
         findings = len(fresh)
         fresh = [row for row in fresh if row["id"] not in known]
-        # The monitor has its own random stream, so that --monitor does not change the other draws.
+        # The monitor has its own random stream, so that --monitor does not change other draws.
         rows += random.Random(f"{seed} monitor").sample(fresh, min(count, len(fresh)))
     if steps is not None:
         check_folder(folder / "audit", str(folder))
-        # Only passes are audited: in a failed completion, wrong steps earned no reward.
+        # Only passed completions are audited: wrong steps of a failed completion earned no reward.
         drawn = {"at": at, "passes": passes, "below": below, "seed": seed}
         _, wrong = audit_steps(folder, steps, **drawn, how=how)
         known = {row["id"] for row in rows if row["kind"] == _STEP_IS_WRONG}
@@ -192,10 +192,11 @@ def audit(
 def label(
     run: Path | str, ask: Callable[[str], str], say: Callable[[str], None], by: str
 ) -> AuditResult:
-    """Show each unlabelled row and ask a person for a label: passed, failed, unsure, or quit.
+    """Show each unlabelled completion, and ask a person for a label: passed, failed, unsure, or
+    quit.
 
-    Each label is written to the queue as soon as it is given. Raises RunError if all queued rows
-    have labels.
+    Each label is written to the queue file at once. Raises RunError if all rows in the queue have
+    labels.
     """
     folder = Path(run)
     rows = read_queue(folder)
@@ -213,7 +214,7 @@ def label(
         if answer in ("q", "quit"):
             break
         row |= {"label": answers[answer], "by": by}
-        # The queue is written after every label, so that a closed terminal loses no label.
+        # The queue is written after every label, so that closing the terminal loses no label.
         write_queue(folder, rows)
     return _standing(folder, rows)
 
@@ -229,13 +230,15 @@ def _shown(row: Mapping[str, Any], number: int, of: int) -> Sequence[str]:
 
 
 def _draw_steps(folder: Path, among: int, seed: int) -> list[int]:
-    """Draw random steps until they hold about ``among`` completions; return the steps, sorted."""
+    """Draw random training steps that have about ``among`` completions in total; return the steps,
+    sorted.
+    """
     rows = load_run(folder).rollouts(columns=["step"])
     if not rows:
         raise RunError(f"{folder}: holds no rollouts to judge again; name a run that has sampled")
     sizes = Counter(rows["step"])
     steps = sorted(sizes)
-    # Whole steps are drawn, because the log of a step must be read as a whole anyway.
+    # Whole steps are drawn, because the log of a step is read as a whole anyway.
     random.Random(f"{seed} steps").shuffle(steps)
     taken: list[int] = []
     while steps and sum(sizes[step] for step in taken) < among:
@@ -247,7 +250,7 @@ def _disagreements(
     folder: Path, second: str, steps: Sequence[int], how: JudgeOptions
 ) -> tuple[int, list[dict[str, Any]]]:
     judged, found = 0, list[dict[str, Any]]()
-    # The second verifier judges every row, even a row that names a verifier.
+    # The second verifier judges every completion, even of a row that names another verifier.
     with rejudge(folder, second, steps=steps, instead_of_rows=True, **how) as again:
         for pair in chain.from_iterable(again):
             judged += 1
@@ -259,7 +262,9 @@ def _disagreements(
 def _recorded_rows(
     folder: Path, wanted: Sequence[Disagreement], how: JudgeOptions
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the queue rows of recorded disagreements, and the number whose problems are gone."""
+    """Return the queue rows of disagreements that the run recorded, and the number of those whose
+    problems no longer exist.
+    """
     allow, trust_run = how.get("allow", ()), how.get("trust_run", False)
     config = open_config(folder, ("data.train",), allow=allow, trust_run=trust_run)
     kinds = {(one["step"], one["id"]): one["kind"] for one in wanted}
@@ -300,7 +305,7 @@ def _as_row(pair: Rejudged, kind: str) -> dict[str, Any]:
 
 
 def _with_steps(pair: Rejudged, below: float) -> dict[str, Any]:
-    """Return the queue row of a pass with a wrong step; the row's second verdict is always
+    """Return the queue row of a passed completion with a wrong step; its second verdict is always
     *failed*."""
     scores = [one.score for one in pair.new.step_scores]
     verdicts = [pair.logged.status, "failed"]
@@ -312,7 +317,7 @@ def _draw_rows(rows: Sequence[RowType], count: int, seed: int) -> list[RowType]:
     """Draw at most ``count`` random rows, as evenly over both kinds of disagreement as possible."""
     chance = random.Random(f"{seed} rows")
     sides = [[row for row in rows if row["kind"] == way] for way in _WAYS.values()]
-    # The rarer kind of disagreement fills at most half of the rows; the other kind fills the rest.
+    # The rarer kind of disagreement fills up to half of the rows, the other kind the rest.
     sides = sorted((chance.sample(side, len(side)) for side in sides), key=len)
     few = sides[0][: count // 2]
     taken = {row["id"] for row in [*few, *sides[1][: count - len(few)]]}
@@ -320,11 +325,11 @@ def _draw_rows(rows: Sequence[RowType], count: int, seed: int) -> list[RowType]:
 
 
 def read_queue(folder: Path) -> list[dict[str, Any]]:
-    """Read a run's queue, which people may have edited. Raises DataError."""
+    """Read the audit queue of a run, which people may have edited. Raises DataError."""
     path = folder / "audit" / QUEUE
     rows = list(read_rows(path))
-    # `read_rows` stops at a damaged line without an error, as for the journal of a killed run.
-    # People edit the queue, and a skipped line would lose its label, so damage raises an error.
+    # `read_rows` stops without an error at a damaged line, which a killed run may leave.
+    # In a queue that people edit, skipping a line would lose a label, so damage is an error.
     if path.exists() and (lines := len(path.read_bytes().splitlines())) > len(rows):
         where, remedy = f"{path}:{lines}", "fix or remove the line"
         raise DataError(message(where, "a damaged line", "one JSON object a line", remedy))
@@ -341,17 +346,17 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the queue, and its labelled rows as two labelled sets: answers and steps."""
+    """Write the queue, and its labelled rows as two labelled sets: one of answers and one of
+    steps."""
     (folder / "audit").mkdir(exist_ok=True)
-    # The labels of answers and of steps form separate sets, because a wrong step is no error of an
-    # answer verifier.
+    # A wrong step is no error of an answer verifier.
+    # The labels of answers and of steps therefore form separate sets.
     sets: dict[str, list[Mapping[str, Any]]] = {QUEUE: [*rows], LABELLED: []}
     for row in rows:
         if row["label"] in ("passed", "failed"):
             sets.setdefault(_set_of(row["kind"]), []).append(_as_labelled(row))
     for name, some in sets.items():
-        # A completion may hold lone surrogates, which UTF-8 cannot encode, so surrogates are
-        # escaped.
+        # Completions may contain lone surrogates, which UTF-8 cannot encode: they are escaped.
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in some)
         write_atomic(folder / "audit" / name, text.encode("utf-8", "backslashreplace"))
 

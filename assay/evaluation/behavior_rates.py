@@ -1,7 +1,9 @@
-"""Rates of behaviors and findings in completions: over the steps of a run, or in a file of rows.
+"""Rates of behaviors that detectors find in completions: over the steps of a run, or in a file of
+rows.
 
-``assay run behaviors RUN`` reads recorded completions and runs the detectors. The command writes
-the rates, which the report draws, and the behaviors of each completion to ``RUN/behaviors/``.
+``assay run behaviors RUN`` runs detectors of behaviors on the completions that a run recorded. The
+command writes the rates for the report, and the behaviors of each completion, to
+``RUN/behaviors/``.
 """
 
 from __future__ import annotations
@@ -35,19 +37,18 @@ NAMES = (*BEHAVIORS, *FINDINGS)
 """Names of all behaviors and findings, in the order of the table."""
 # The first fifth of a run's steps is compared with its last fifth.
 _WINDOW = 0.2
-# Minimum number of completions to read per step; if the total is too small for all steps, steps are
-# skipped.
+# Minimum number of completions per step; if ``among`` is too small for it, steps are skipped.
 _LEAST = 64
 _COLUMNS = ("completion_id", "group_id", "text", "think", "said", "status")
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One completion whose text the detectors read.
+    """One completion that the detectors of behaviors read.
 
     shows: names of the behaviors and findings that the detectors found; None if the text is not
-    English. source: ``training``, the kind of an evaluation such as ``greedy``, or the name of a
-    file.
+    English. source: origin of the completion: ``training``, the kind of an evaluation such as
+    ``greedy``, or the name of a file.
     """
 
     source: str
@@ -62,8 +63,7 @@ class Read:
 class Rates:
     """Share of completions that show each behavior, with its 95 % interval.
 
-    side: which completions are selected: ``all``, only the ``passed`` ones, or only the ``failed``
-        ones.
+    side: selection of completions: ``all``, only the ``passed`` ones, or only the ``failed`` ones.
     groups: number of prompts, over which the interval is computed, because completions of one
     prompt are not independent.
     """
@@ -86,13 +86,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class BehaviorRates:
-    """Rates of behaviors in a run or in a file.
+    """Rates of behaviors in the completions of a run or of a file.
 
     of: number of recorded completions. read: number of completions that the detectors read.
-    not_english: number of read completions that are not English. detectors: hash of each detector,
-    by its label.
-    columns: rates in the printed table, by column title. steps: rates of each step, for all, passed
-    and failed completions. errors: precision and recall of each detector on its labelled set.
+    not_english: number of read completions that are not English. detectors: hash of each detector's
+    definition, by the detector's label.
+    columns: rates for each column of the printed table, by column title. steps: rates in each
+    training step, for all, passed and failed completions. errors: precision and recall of each
+    detector on its labelled set.
     """
 
     name: str
@@ -158,11 +159,11 @@ def behavior_rates(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> BehaviorRates:
-    """Measure behaviors in a run's rollouts and evaluations, or in a file of completions.
+    """Measure behaviors in the rollouts and evaluations of a run, or in a file of completions.
 
-    among: approximate number of completions to read; steps are selected at even distances, and
-    groups within a step at random. The result for a run is written to ``RUN/behaviors/``. say:
-    reports progress.
+    among: approximate number of completions to read, from training steps at even distances and from
+    random groups within a step. The result for a run is written to ``RUN/behaviors/``. say: reports
+    progress.
 
     Raises RunError for a run without completions, DataError for an unreadable row.
     """
@@ -188,17 +189,17 @@ def behavior_rates(
 def _read_run(
     run: Path, among: int, seed: int, say: Callable[[str], None] | None
 ) -> tuple[int, list[Read]]:
-    """Return the number of recorded completions, and the sample of completions that was read."""
+    """Return the number of recorded completions, and the sample of completions for the
+    detectors."""
     logs = {TRAINING: RolloutLog(run / "rollouts")}
     for folder in sorted((run / EVALUATIONS).glob("*/")):
         logs[folder.name] = RolloutLog(folder)
     of, found = 0, list[Read]()
     for source, log in logs.items():
-        # The number of rows is read from one small column, so that no text is read just to count
-        # rows.
+        # Rows are counted in one small column of the log, so that counting reads no texts.
         sizes = {step: len(read_columns(log.path(step), ["step"]) or ()) for step in log.steps()}
         of += sum(sizes.values())
-        # Each source gets an equal share: the many training rollouts would crowd out evaluations.
+        # Each source gets an equal share: otherwise, training rollouts would crowd out evaluations.
         share = max(1, among // len(logs))
         steps = thinned_steps(sizes, share)
         total = sum(sizes[step] for step in steps)
@@ -214,11 +215,10 @@ def _read_run(
 
 
 def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
-    """Return training steps at even distances, including the first and the last step."""
+    """Return training steps at even distances, including the first step and the last step."""
     steps = sorted(sizes)
     mean = sum(sizes.values()) / len(steps) if steps else 1
-    # Only a few rollouts are read per step, but from many steps, because a curve needs many points
-    # more than exact points.
+    # For a curve, many steps matter more than precise values, so few rollouts per step are read.
     count = min(len(steps), max(2, int(among / min(max(1.0, mean), _LEAST))))
     if count >= len(steps):
         return steps
@@ -226,10 +226,10 @@ def thinned_steps(sizes: Mapping[int, int], among: int) -> list[int]:
 
 
 def drawn_groups(rows: Sequence[dict[str, Any]], most: int, seed: str) -> list[dict[str, Any]]:
-    """Return all rows, or random whole groups with at least ``most`` rows in total."""
+    """Return all rows, or random whole groups that have at least ``most`` rows in total."""
     if len(rows) <= most:
         return list(rows)
-    # Whole groups are drawn, because votes and pass@k need all siblings of a problem.
+    # Whole groups are drawn, because votes and pass@k need all completions of a prompt.
     groups = sorted({row["group_id"] for row in rows})
     random.Random(seed).shuffle(groups)
     taken: list[dict[str, Any]] = []
@@ -269,16 +269,15 @@ def _read_file(path: Path) -> Iterator[Read]:
 
 def _shown_by(completion: Completion) -> frozenset[str] | None:
     found, findings = find_behaviors(completion), find_in_trace(completion)
-    # The detectors read only English, so the result for a text in another language is None.
-    # None is returned instead of an empty set, because an empty set would count the text as free of
-    # behaviors.
+    # The detectors read only English, so the result is None for a text in another language.
+    # An empty set instead of None would count the text as free of the behaviors.
     if not found.measured or findings is None:
         return None
     return frozenset([*found.behaviors, *findings])
 
 
 def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
-    # The items are sorted first, because groupby joins adjacent items only.
+    # groupby joins only adjacent items, so the items are sorted first.
     by_moment = {
         moment: list(some)
         for moment, some in groupby(
@@ -308,7 +307,9 @@ def _summary(name: str, of: int, found: Sequence[Read]) -> BehaviorRates:
 
 
 def _columns(by_moment: Mapping[tuple[str, int | None], Sequence[Read]]) -> dict[str, Rates]:
-    """Return the rates per table column: untrained model, first and last steps, passed, failed."""
+    """Return the rates for each column of the table: untrained model, first and last steps, passed,
+    failed.
+    """
     columns: dict[str, Rates] = {}
     # Step 0 is the untrained model, whose rates are the baseline of the trained model.
     for (source, step), some in by_moment.items():
@@ -338,10 +339,11 @@ def _of_side(found: Iterable[Read], side: str) -> list[Read]:
 
 
 def rates_of(found: Sequence[Read], side: str = ALL) -> Rates:
-    """Return the rates in all, passed or failed completions, with intervals over sibling groups."""
+    """Return the rates in all, passed or failed completions; the intervals treat a group as a
+    cluster.
+    """
     some = [one for one in _of_side(found, side) if one.shows is not None]
-    # The values are sorted, because `clustered_stderr` expects the values of a cluster next to each
-    # other.
+    # `clustered_stderr` expects the values of a cluster next to each other, so they are sorted.
     some.sort(key=lambda one: (one.step or 0, one.group))
     sizes = [len([*group]) for _, group in groupby(some, key=lambda one: (one.step, one.group))]
     shares: dict[str, float] = {}

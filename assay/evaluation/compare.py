@@ -1,4 +1,4 @@
-"""Compare two models on the same problems: the gain, and the preferences of a judge."""
+"""Compare two models on the same problems: difference in accuracy, and preferences of a judge."""
 
 from __future__ import annotations
 
@@ -58,24 +58,25 @@ def compare(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> CompareResult:
-    """Compare two models on the same problems, sampled with the same random numbers.
+    """Compare two models on the same problems, with the same random numbers for sampling.
 
         found = assay.compare("runs/cold", "runs/first", "sums.jsonl", out_of_domain="gsm.jsonl")
         print(found)
         found.sets[0].gain.value, found.sets[0].gain.interval, found.sets[0].p_value
 
     a, b: models as `evaluate` takes them, or JSONL files of recorded completions (``out`` of
-    `evaluate`), which are judged again. If only one of the models is a run, that run's sampling
-    settings apply to both models. problems: rows, or sources (each a separate set); two files need
-    none, and their recorded verdicts are compared. out_of_domain: problem sets that differ from the
+    `evaluate`), which are judged again. If only one of the two models is a run, its sampling
+    settings apply to both models. problems: rows or sources, each of which is a separate set; for
+    two files, None compares the recorded verdicts. out_of_domain: problem sets that differ from the
     training data.
-    judge: ``pairwise`` (the judge of ``verification.options.judge``, queried in both orders) or a
-    verifier (the higher reward wins). max_problems: use only the first problems of each set. out: a
-    JSONL file for all completions, which a later call reads as ``a`` or ``b``. fitting: sources of
-    which prompts that exceed the context are left out. adapter: adapter that is loaded on ``b``
-    only, so that both models may share one base model.
+    judge: ``pairwise`` (the model of ``verification.options.judge``, which sees each pair in both
+    orders) or a verifier (the higher reward wins). max_problems: number of problems of each set to
+    use, from the
+    start. out: JSONL file for all completions, which a later call accepts as ``a`` or ``b``.
+    fitting: names of sources from which problems with too long prompts are left out. adapter:
+    adapter that is loaded on ``b`` only, so that both models may share one base model.
 
-    All other parameters are those of `evaluate`. Raises UserError for invalid input.
+    All other parameters of `compare` are those of `evaluate`. Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     names = (str(a), str(b))
@@ -84,7 +85,7 @@ def compare(
     configs = _configs(names, [str(one) for one, _ in sources], options)
     for config in configs:
         check_sampling(config)
-    # One verifier judges both models: the verifier of a run, if one of the models belongs to a run.
+    # One verifier judges both models: that of the run, if either model belongs to a run.
     common = configs[0] if _is_of_run(configs[0]) else configs[1]
     if not any(files):
         _check_two_served(configs)
@@ -127,7 +128,7 @@ def compare(
 class _Set:
     """A problem set on which both models are measured.
 
-    verifiers: source of the verdicts. For rows without an answer all verdicts are *not judged*, and
+    verifiers: source of the verdicts. Without expected answers all verdicts are *not judged*, and
     only the preference judge compares the completions.
     """
 
@@ -142,9 +143,9 @@ class _Set:
 class _Measured:
     """Evaluation of one model on one problem set.
 
-    kept: sampled groups by problem id, which the preference judge compares. left_out: ids of
-    problems whose prompts are too long for the context. useless: error text for a thinking setting
-    without effect, because no prompt has a think block.
+    kept: sampled groups by problem id, for the preference judge. left_out: ids of problems whose
+    prompts are too long for the context. useless: error text for a think setting without effect,
+    because no prompt has a think block.
     """
 
     evaluation: Evaluation
@@ -160,7 +161,7 @@ class _Measured:
 
 
 def _files(names: Sequence[str]) -> list[RecordedCompletions | None]:
-    """Open the named files of completions; a name of a model gives None."""
+    """Open files of recorded completions; None stands for the name of a model."""
     return [
         RecordedCompletions(Path(name), side) if _is_file(name) else None
         for name, side in zip(names, "AB", strict=True)
@@ -169,7 +170,7 @@ def _files(names: Sequence[str]) -> list[RecordedCompletions | None]:
 
 def _is_file(name: str) -> bool:
     path = Path(name).expanduser()
-    # A GGUF file is a model; any other file holds recorded completions.
+    # A GGUF file is a model; any other file contains recorded completions.
     return path.is_file() and path.suffix != ".gguf"
 
 
@@ -179,8 +180,8 @@ def _sources(
     out: Path | str | None,
     files: Sequence[RecordedCompletions | None],
 ) -> tuple[list[tuple[str | Source, bool]], bool]:
-    """Return (source, whether out of domain) pairs, and whether the compared files hold problems
-    and verdicts.
+    """Return (source, whether out of domain) pairs, and whether the compared files themselves
+    contain problems and verdicts.
 
     Raises ConfigError if there are no problems, or if ``out`` is one of the sources.
     """
@@ -190,8 +191,8 @@ def _sources(
     judged = False
     if not near and not far and (both := [one for one in files if one is not None]) == [*files]:
         near = both[0].problems()
-        # Recorded verdicts are not judged again: rows do not name the verifier of their verdicts,
-        # so a second judgement could differ.
+        # Rows do not name the verifier of their verdict, so a second judgement could differ.
+        # Recorded verdicts are therefore not judged again.
         judged = all(one.has_verdicts for one in both)
     found = [*((one, False) for one in near), *((one, True) for one in far)]
     names = [str(one) for one, _ in found]
@@ -215,9 +216,9 @@ def _is_of_run(config: TrainConfig) -> bool:
 def _configs(
     names: tuple[str, str], sources: Sequence[str], options: SamplingOptions
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return the sampling configurations of both models.
+    """Return the sampling configurations of model A and model B.
 
-    If only one model has a run, the other model uses that run's settings.
+    If only one of the models has a run, both models use the settings of this run.
     """
     if options.get("adapter") is not None and _is_file(names[1]):
         found, accepted = "a file of recorded completions", "a model"
@@ -228,7 +229,7 @@ def _configs(
     runs = [_is_of_run(config) for config in own]
     if runs[0] != runs[1]:
         run, other = runs.index(True), runs.index(False)
-        # A model without a run is sampled with the template and settings of the other model's run.
+        # A model without a run is sampled with the chat template and settings of the other's run.
         own[other] = own[run].model_copy(update={"model": own[other].model})
     return own[0], own[1]
 
@@ -239,7 +240,7 @@ def _facts(
     temperature: float,
     num_samples: int,
 ) -> dict[str, Any]:
-    """Return the settings behind each model's completions; return None for recorded completions."""
+    """Return the sampling settings of each model's completions; None for recorded completions."""
     facts: dict[str, Any] = {}
     for side, config, recorded in zip("AB", configs, files, strict=True):
         sampling = configuration.at_temperature(config.sampling, temperature)
@@ -259,7 +260,7 @@ def _check_two_served(configs: tuple[TrainConfig, TrainConfig]) -> None:
 
 
 def _check_one_verifier(configs: Sequence[TrainConfig], sets: Sequence[_Set]) -> None:
-    """Raise ConfigError if rows name no verifier and the runs' verifiers differ."""
+    """Raise ConfigError if rows name no verifier and the two runs have different verifiers."""
     # With a different verifier for each model, a gain could come from the verifiers alone.
     first, second = (
         " ".join([config.data.verifier, *map("=".join, config.data.verifier_by_tag.items())])
@@ -282,7 +283,7 @@ def _open_set(
     judging: Preferring | None,
     fitting: Sequence[str],
 ) -> _Set:
-    """Open a source of problems; with a preference judge, rows may lack an expected answer.
+    """Open a source of problems; with a preference judge, problems may lack an expected answer.
 
     verifiers: verifiers of the problems; None for problems with recorded verdicts, which need no
         verifier.
@@ -292,7 +293,7 @@ def _open_set(
     on_bad_row = config.data.on_bad_row
     problems = load_problems([source], on_bad_row=on_bad_row, limit=limit, check=check)
     judge: Judge = verifiers or _Unverified()
-    # Rows without an answer need no verifier if a judge compares the completions.
+    # Problems without an answer need no verifier if a preference judge compares the completions.
     if judging is not None and verifiers is not None:
         try:
             for n in range(len(problems)):
@@ -303,7 +304,7 @@ def _open_set(
 
 
 class _Unverified:
-    """Judge for rows without an answer: every completion is *not judged*."""
+    """Judge for problems without an expected answer: every completion is *not judged*."""
 
     @contextmanager
     def judging(self) -> Yields[_Unverified]:
@@ -323,7 +324,7 @@ class _Asked:
     """A model to sample from.
 
     file: output for every completion. keeps: whether sampled groups are stored for a preference
-    judge. kept: log of finished completions, from which a repeated call continues.
+    judge. kept: file of finished completions, from which a repeated call continues.
     """
 
     name: str
@@ -334,7 +335,9 @@ class _Asked:
     kept: EvaluationLog | None = None
 
     def measure_file(self, file: RecordedCompletions, one: _Set, judged: bool) -> _Measured:
-        """Measure the completions of a recorded file. judged: use their recorded verdicts."""
+        """Measure the completions in a file of recorded completions. judged: use their recorded
+        verdicts.
+        """
         problems, most = file.of(one.name, [one.problems[n] for n in range(len(one.problems))])
         verifiers = file if judged else one.verifiers
         return self.measure(file, problems, most, replace(one, verifiers=verifiers))
@@ -400,8 +403,7 @@ def _fitting(one: _Set, renderer: PromptRenderer, on_bad_row: str) -> ProblemSet
         return keep_fitting(one.problems, renderer, on_bad_row)
     try:
         return keep_fitting(one.problems, renderer, "skip")
-    # `keep_fitting` raises if no prompt fits the context, but in a comparison an empty set is a
-    # valid result.
+    # `keep_fitting` raises if no prompt fits the context; a comparison may have an empty set.
     except DataError:
         return one.problems.select([])
 
@@ -438,13 +440,11 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
     if judging is None:
         return found
     pairs: list[Candidates] = [
-        # The judge reports the win rate of the first candidate, so model B's completion comes
-        # first.
+        # The judge reports the win rate of the first completion, so model B's comes first.
         (group.problem, its, mine)
         for id, group in a.kept.items()
         if id in b.kept
-        # The lengths may differ, because two recorded files may have different numbers of
-        # completions for a problem.
+        # Two recorded files may have different numbers of completions for a problem.
         for mine, its in zip(group.completions, b.kept[id].completions, strict=False)
     ]
     comparisons = judging.judge(pairs)

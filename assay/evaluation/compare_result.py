@@ -19,17 +19,17 @@ SHOWN_FLIPS = 5
 
 @dataclass(frozen=True, slots=True)
 class ComparedSet:
-    """Difference between two models on one set of problems.
+    """Difference between model A and model B on one set of problems.
 
     a, b: evaluations of model A and model B; ``pass_at_1`` is the accuracy. gain: accuracy of B
     minus accuracy of A on problems judged for both models, with a 95 % interval; None if no problem
     was judged for both. p_value: exact test of no difference (`sign_flip_p`; McNemar's test with
     one completion per problem). p_value_of_all: the p value after Holm's correction for the number
-    of sets. better, worse: ids of problems on which B is better or worse than A, with the largest
-    change first. characters: mean completion length of A and of B in characters. wins: share of
-    pairs in which the judge prefers B; a tie counts half. wins_at_equal_length: win rate of B,
-    adjusted to equal completion lengths. not_compared: reason why the preference judge gave no
-    result.
+    of sets. better, worse: ids of problems on which model B is better or worse than model A,
+    largest difference first. characters: mean completion length of A and of B in characters. wins:
+    share of pairs in which the preference judge prefers B; a tie counts half. wins_at_equal_length:
+    win rate of B after adjustment for the lengths of the completions. not_compared: reason why the
+    preference judge gave no result.
     left_out: ids of problems whose prompts do not fit the context of one of the models.
     """
 
@@ -58,10 +58,10 @@ class ComparedSet:
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Comparison of two models on each problem set.
+    """Comparison of two models on each of several problem sets.
 
-    temperature: sampling temperature; None if all completions were recorded earlier. notes: one
-    line for each setting that differs between the models.
+    temperature: sampling temperature; None if no completion was sampled now. notes: one line for
+    each setting that differs between the models.
     """
 
     a: str
@@ -79,11 +79,13 @@ class CompareResult:
 
     @property
     def found_nothing(self) -> bool:
-        """Whether neither a verifier nor a judge produced a result."""
+        """Whether neither the verifier nor the preference judge produced a result."""
         return all(one.gain is None and one.wins is None for one in self.sets)
 
     def text(self, num_flips: int = SHOWN_FLIPS) -> str:
-        """Format the comparison, with at most ``num_flips`` ids of changed problems per line."""
+        """Format the comparison; each line shows at most ``num_flips`` ids of problems with
+        different results.
+        """
         heat = self.temperature
         how = "recorded" if heat is None else f"temperature {heat:g}" if heat else "greedy"
         many = "1 completion" if self.num_samples == 1 else f"{self.num_samples} completions"
@@ -100,7 +102,7 @@ class CompareResult:
     def __str__(self) -> str:
         return self.text()
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -113,7 +115,7 @@ def compared(
     """Compare two evaluations of the same problems, problem by problem."""
     a, b = sides
     both = Paired.of(a.by_problem, b.by_problem)
-    # The largest changes come first, because printed lists are cut after a few problems.
+    # The largest differences come first, because printed lists show only a few problems.
     size = dict(zip(both.ids, map(abs, both.differences), strict=True))
     return ComparedSet(
         name,
@@ -129,8 +131,8 @@ def compared(
 
 
 def with_p_of_all(sets: Sequence[ComparedSet]) -> list[ComparedSet]:
-    """Return the sets with p values after Holm's correction for the number of sets."""
-    # The correction does not count sets without a p value, because they cannot give a false alarm.
+    """Return the results with p values after Holm's correction for the number of problem sets."""
+    # Sets without a p value cannot give a false alarm, so the correction does not count them.
     tested = [one for one in sets if one.p_value is not None]
     adjusted = iter(holm([one.p_value or 0.0 for one in tested]))
     return [
@@ -184,7 +186,7 @@ def _win_lines(one: ComparedSet) -> Iterator[str]:
     )
     if even is not None:
         yield f"at equal length: {even.rate:.1%}{_error(even)}"
-    # Judges tend to prefer one position, so the win rate is also shown by position.
+    # Judges tend to prefer one position, so the win rate is also shown for each position.
     if wins.by_place is not None:
         first, second = wins.by_place
         yield (

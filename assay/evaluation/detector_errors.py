@@ -18,10 +18,10 @@ LABELLED = {"trace_monitor": "failed"}
 
 @dataclass(frozen=True, slots=True)
 class DetectorError:
-    """Confusion table of one detector, in numbers of passages.
+    """Confusion table of one detector of a behavior, in numbers of passages.
 
-    Each name begins with the label (true: the passage shows the behavior) and ends with the result
-    (found or missed by the detector).
+    Each name begins with the label (true: the passage shows the behavior), and ends with the result
+    (whether the detector found the behavior).
     """
 
     true_found: int
@@ -31,15 +31,15 @@ class DetectorError:
 
     @property
     def precision(self) -> float | None:
-        """Share of the passages found by the detector that show the behavior; None if it found no
-        passage."""
+        """Precision: share of the passages found by the detector that show the behavior; None if it
+        found none."""
         found = self.true_found + self.false_found
         return self.true_found / found if found else None
 
     @property
     def recall(self) -> float | None:
-        """Share of passages with the behavior that the detector found; None if no passage has the
-        behavior."""
+        """Recall: share of the passages with the behavior that the detector found; None without
+        such passages."""
         labelled = self.true_found + self.true_missed
         return self.true_found / labelled if labelled else None
 
@@ -64,13 +64,13 @@ def _interval(share: float | None, count: int) -> Interval | None:
     return None if share is None else share_interval(share, count)
 
 
-# Results are cached: the report and the table both read them, and judging a set takes seconds.
+# Judging a labelled set takes seconds, and both report and table need it: it is cached.
 @cache
 def detector_errors(
     verifier: str, key: str, kinds: tuple[str, ...] | None = None
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on its shipped set (`errors_on`). kinds: kinds of labelled rows to use;
-    None: all kinds."""
+    """Measure a detector on the labelled set that Assay ships (`errors_on`). kinds: kinds of
+    labelled rows to use; None means all kinds."""
     rows = [row for row in labelled_rows(verifier) if kinds is None or row["kind"] in kinds]
     return errors_on(verifier, key, rows, LABELLED.get(verifier, "passed"))
 
@@ -78,17 +78,17 @@ def detector_errors(
 def errors_on(
     verifier: str, key: str, rows: Iterable[Mapping[str, Any]], labelled: str = "passed"
 ) -> Mapping[str, DetectorError]:
-    """Measure a detector on labelled rows, once per behavior.
+    """Measure a detector on labelled rows, separately for each behavior.
 
-    key: key of a row that names the labelled behavior; the detector's verdict has a component with
-    the name of the behavior. labelled: status that a row's label has if the passage shows the
+    key: row key whose value names the labelled behavior; the detector's verdict has a component
+    with the same name. labelled: value of a row's label that means that the passage shows the
     behavior.
     """
     judge = resolve(verifier).judge
     counts: Counter[tuple[str, bool, bool]] = Counter()
     for row in rows:
         part = judge(*labelled_pair(verifier, row))
-        # A row that the detector did not judge has no components and counts as missed.
+        # A row that the detector did not judge has no components, and counts as missed.
         found = part.components.get(row[key], 0.0) == 1.0
         counts[row[key], found, row["expected"] == labelled] += 1
     names = sorted({name for name, _, _ in counts})

@@ -1,4 +1,4 @@
-"""KL divergence of a model from a reference, estimated on completions that the model samples."""
+"""KL divergence of a model from a reference, estimated on completions sampled from the model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from assay.session.assemble import open_session, open_verifiers
 from assay.session.sampling import SamplingOptions, sampling_config
 from assay.training.row_schedule import GOOD
 
-# Number of tokens per forward pass, which limits the memory for any number of completions.
+# The number of tokens per forward pass limits the memory, whatever the number of completions.
 TOKENS_AT_ONCE = 4096
 
 
@@ -31,7 +31,7 @@ TOKENS_AT_ONCE = 4096
 class MeasuredKL:
     """KL(model || reference), in nats per sampled token.
 
-    error: standard error of the KL over completions; None for fewer than two completions.
+    error: standard error over completions of the KL; None for fewer than two completions.
     """
 
     per_token: float
@@ -52,11 +52,12 @@ class MeasuredKL:
 def divergence(
     model: str, reference: str, problems: Sequence[str], count: int, options: SamplingOptions
 ) -> MeasuredKL | None:
-    """Estimate the KL on one completion of each of the first ``count`` problems, at temperature 1.
+    """Sample one completion of each of the first ``count`` problems at temperature 1, and estimate
+    the KL on them.
 
-    The estimator k3 of `kl_estimate` is unbiased for tokens that the model samples. Returns None if
-    the tokenizers differ or if no token was sampled. An adapter is loaded on the model only, not on
-    the reference.
+    The estimator k3 of `kl_estimate` is unbiased for tokens that are sampled from the model.
+    Returns None if the tokenizers differ or if no token was sampled. An adapter is loaded only on
+    the model, not on the reference model.
     """
     config = sampling_config(model, problems, options)
     other = sampling_config(reference, problems, {**options, "adapter": None})
@@ -65,11 +66,11 @@ def divergence(
         every = load_problems(problems, on_bad_row="skip", limit=count)
         asked = keep_fitting(every, session.renderer, "skip")
         groups = session.generator.generate(asked, plain(config.sampling), 1)
-        # The reference scores the model's token ids, so every id must mean the same text for both.
+        # The reference scores the model's token ids, so both tokenizers must have equal ids.
         vocabulary = session.loaded.tokenizer.get_vocab()
         batch = pack(groups, [[GOOD]] * len(groups), next(session.loaded.model.parameters()).device)
         logprobs_T = _logprobs(session.loaded.model, batch)
-        # The first model is freed before the second is loaded, so that only one must fit in memory.
+        # The model is freed before the reference is loaded, so that only one must fit in memory.
         del session
     loaded = load_model(other.model, other.run.device, other.run.seed)
     if loaded.tokenizer.get_vocab() != vocabulary or not batch.sampled_T.any():
@@ -88,8 +89,7 @@ def plain(sampling: SamplingConfig) -> SamplingConfig:
 
 @torch.no_grad()
 def _logprobs(model: Any, batch: Batch) -> Tensor:
-    # The KL is computed in float64, because k3 subtracts nearly equal numbers if the models differ
-    # little.
+    # k3 subtracts nearly equal numbers if model and reference are close, so it uses float64.
     logprobs_T = torch.zeros(len(batch.tokens_T), dtype=torch.float64)
     for part in batch.split(TOKENS_AT_ONCE, "plain"):
         found = token_logprobs(model, part, temperature=1.0, layout="plain")
@@ -98,7 +98,7 @@ def _logprobs(model: Any, batch: Batch) -> Tensor:
 
 
 def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
-    """Return the mean over sampled tokens, with a standard error over completions."""
+    """Return the mean over sampled tokens, and its standard error over completions."""
     kept_T = batch.sampled_T.cpu()
     row_T = batch.row_T.cpu()[kept_T]
     zeros_R = torch.zeros(batch.num_rows, dtype=torch.float64)
@@ -106,6 +106,6 @@ def _mean(batch: Batch, kl_T: Tensor) -> MeasuredKL:
     counts_R = zeros_R.index_add(0, row_T, torch.ones(len(row_T), dtype=torch.float64))
     mean = float(sums_R.sum() / counts_R.sum())
     # The tokens of one completion are not independent, so completions are the independent units.
-    # The standard error is that of a ratio of sums over completions (delta method).
+    # The standard error is that of a ratio of sums over completions, by the delta method.
     residues = ((sums_R - mean * counts_R) / counts_R.mean()).tolist()
     return MeasuredKL(mean, stderr_of(residues), batch.num_rows, len(row_T))

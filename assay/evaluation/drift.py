@@ -1,7 +1,8 @@
-"""Reward drift: compare how versions of a verifier or reward model score the same completions.
+"""Reward drift: compare the scores that versions of a verifier or reward model give the same
+completions.
 
-Each version is a file of verdicts, written by ``assay verify FILE --out`` or by ``assay verify
---rescore RUN --out`` with another installation, other options or another checkpoint.
+Each version is a file of verdicts, written by ``assay verify FILE --out`` or ``assay verify
+--rescore RUN --out`` with another installation, option or checkpoint.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ Verdicts = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of a verifier, measured on the completions that all files share.
+    """One version of a verifier, measured on the completions that occur in all files.
 
-    verifier: name and version of the verifier, as written in the verdicts. passed: share of the
-        judged completions that passed.
-    reward: mean reward of this version. shift: mean change of the reward against the first version,
-    over the completions that both judged. error: standard error of the shift, clustered by problem.
+    verifier: name and version of the verifier, as recorded in the verdicts. passed: share of this
+        version's judged completions that passed.
+    reward: mean reward by this version of the verifier. shift: mean difference of this version's
+    reward from the first version's, over completions that both judged. error: standard error of the
+    mean shift, clustered by problem.
     problems: number of clusters. order: Spearman's rank correlation of this version's rewards with
     those of the first version. to_passed, to_failed: numbers of verdicts that changed to *passed*
-    and to *failed*. compared: number of completions that this version and the first version judged.
-    Rates and means are None without judged completions; ``order`` is also None for constant
-    rewards.
+    and to *failed*, relative to the first version. compared: number of completions that both this
+    version and the first version judged. Rates and means are None without judged completions;
+    ``order`` is also None for constant rewards.
     """
 
     file: str
@@ -83,12 +85,12 @@ class Drift:
         )
         return lined(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
 def drift(files: Sequence[Path | str]) -> Drift:
-    """Compare verdicts of the same completions, matched by id, in two or more files.
+    """Compare two or more files of verdicts on the same completions, which are matched by id.
 
     Raises DataError if a file has no verdicts or a repeated id, or if the files share no id.
     """
@@ -113,7 +115,7 @@ def _read(path: Path) -> Verdicts:
         if id is None or "status" not in row or "reward" not in row:
             accepted = "a verdict, as assay verify --out writes it"
             raise DataError(message(f"{path}:{number}", f"keys {', '.join(row)}", accepted))
-        # Verdicts are matched by completion id, so a repeated id would be ambiguous.
+        # Completions are matched by id, so a repeated completion id would be ambiguous.
         if str(id) in rows:
             raise DataError(message(f"{path}:{number} id", f"{id} again", "each id once"))
         rows[str(id)] = row
@@ -125,7 +127,7 @@ def _read(path: Path) -> Verdicts:
 def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> Version:
     judged = [rows[id] for id in ids if rows[id]["reward"] is not None]
     both = [id for id in ids if None not in (rows[id]["reward"], first[id]["reward"])]
-    # Completions of one problem share its difficulty and form one cluster, so sort by problem.
+    # Completions of one problem share its difficulty, so the completions are clustered by problem.
     both.sort(key=lambda id: problem_id_of(first[id]))
     sizes = [*Counter(problem_id_of(first[id]) for id in both).values()]
     now, before = ([float(table[id]["reward"]) for id in both] for table in (rows, first))
@@ -140,8 +142,8 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
         reward=fmean(float(row["reward"]) for row in judged) if judged else None,
         shift=fmean(shifts) if both else None,
         error=clustered_stderr(shifts, sizes),
-        # The correlation uses ranks, because a reward model may change its scale without changing
-        # the order.
+        # A reward model may change its scale without changing the order.
+        # The correlation is therefore computed from ranks.
         order=_rank_correlation(before, now),
         to_passed=turned.count(("failed", "passed")),
         to_failed=turned.count(("passed", "failed")),
@@ -151,8 +153,8 @@ def _version(name: str, rows: Verdicts, first: Verdicts, ids: Sequence[str]) -> 
 
 
 def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's correlation; ties share their mean rank."""
-    # A constant series has no order, so its correlation would be 0/0.
+    """Return Spearman's rank correlation; tied values get their mean rank."""
+    # A constant series has no order, so its rank correlation would be 0/0.
     if len({*a}) < 2 or len({*b}) < 2:
         return None
     return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])

@@ -1,4 +1,4 @@
-"""Accuracy as a function of generated tokens, for each thinking budget and think mode."""
+"""Accuracy as a function of the generated tokens, for each thinking budget and think mode."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SHARES_OF_LONGEST = (8, 4, 2)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Results of a model at one budget and one think mode.
+    """Results of a model at one thinking budget and in one think mode.
 
     tokens: mean completion length over problems, in tokens, including injected tokens. stderr,
-    tokens_stderr: standard errors of accuracy and tokens over problems. injected: share of
-    completions with injected tokens, such as the text that ends thinking. mode: think mode of all
-    rows; None if each row has its own mode. accuracy: pass rate over problems; None if no
-    completion was judged.
+    tokens_stderr: standard errors over problems of the accuracy and of the tokens. injected: share
+    of completions with injected tokens, such as the text that ends thinking. mode: think mode of
+    all problems; None if each row has its own think mode. accuracy: mean pass rate over problems;
+    None if no completion was judged.
     """
 
     mode: str | None
@@ -84,7 +84,7 @@ class Frontier:
         about = f"{self.points[0].num_problems} problems, {self.num_samples} {noun} of each"
         return "\n".join([*aligned(rows), f"{about}, temperature {self.temperature:g}"])
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -102,13 +102,14 @@ def frontier(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> Frontier:
-    """Measure a model at several thinking budgets, with the same random numbers at each.
+    """Measure a model at several thinking budgets, with the same random numbers at each budget.
 
-    budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget; default:
-    three fractions of the maximum completion length, and ``none``. modes: think modes to measure.
-    Efforts and modes in the arguments replace the efforts and modes of the rows. A mode without
-    thinking is measured only once. out: a JSON file; the figure is written next to the file, as
-    SVG. All other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
+    budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget.
+    The default is three fractions of the maximum completion length, and ``none``. modes: think
+    modes to measure. Efforts and think modes in the arguments replace those of the rows. A think
+    mode without thinking is measured only once, for all budgets. out: JSON file; the figure is
+    written next to it as SVG. All other parameters of this function are those of `assay.evaluate`.
+    Raises UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:
@@ -121,7 +122,7 @@ def frontier(
             raise ConfigError(message("--out", str(out), "a JSON file; its figure is an SVG"))
         check_output(Path(out))
         check_output(figure)
-        # A missing matplotlib is reported before sampling, because sampling may take hours.
+        # A missing matplotlib is reported before the sampling, which may take hours.
         if importlib.util.find_spec("matplotlib") is None:
             raise MissingExtra.of("matplotlib", "figures", "the figure of a frontier")
     with ExitStack() as stack:
@@ -131,8 +132,7 @@ def frontier(
                 str(model), sources, max_problems, num_samples, options, stack
             )
         sampling = configuration.at_temperature(session.config.sampling, temperature)
-        # All budgets are checked before sampling, so that a wrong budget wastes no samples of the
-        # other budgets.
+        # All budgets are checked before sampling, so that a wrong budget wastes no samples.
         plan = list(_plan(session, rows, budgets, modes, sampling))
         watch = show_sampling(session.generator, stack, quiet)
         points: list[Point] = []
@@ -156,7 +156,7 @@ def _plan(
     modes: Sequence[Any],
     sampling: SamplingConfig,
 ) -> list[Planned]:
-    """Return (mode, budget, problems, sampling) of each measured point; raise if a point is
+    """Return (mode, budget, problems, sampling) for each point of the curve; raise if a point is
     invalid."""
     longest = sampling.max_tokens
     asked = budgets or [*(max(1, longest // part) for part in SHARES_OF_LONGEST), "none"]
@@ -165,8 +165,7 @@ def _plan(
     for mode in dict.fromkeys(modes or [None]):
         own = rows if mode is None else [replace(row, think=mode) for row in rows]
         thinks = any(session.renderer.render(problem).think.thinks for problem in own)
-        # A mode without thinking is measured only once, because thinking budgets have no effect on
-        # it.
+        # Without thinking, thinking budgets have no effect, so the mode is measured once.
         for name, budget in named.items() if thinks or mode is None else [("none", None)]:
             try:
                 asked_at, held = _at(name, budget, own, sampling)
@@ -177,8 +176,8 @@ def _plan(
             except ConfigError:
                 if budgets or not thinks:
                     raise
-                # A default budget may leave no room for the text that ends thinking.
-                # Some generators support no thinking budget.
+                # A default budget may leave no room for the text that ends the thinking.
+                # Some generators do not support a thinking budget.
                 continue
             planned.append((mode, name, asked_at, held))
     return planned
@@ -187,9 +186,9 @@ def _plan(
 def _at(
     name: str, budget: int | None, rows: Sequence[Problem], sampling: SamplingConfig
 ) -> tuple[Sequence[Problem], SamplingConfig]:
-    """Return the rows and the sampling settings for one thinking budget.
+    """Return the problem rows and the sampling settings for one thinking budget.
 
-    A numeric budget does not remove a row's effort line from its prompt.
+    If the budget is a number, the effort line in a row's prompt stays.
     """
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)
@@ -200,7 +199,9 @@ def _at(
 
 
 def _budget_of(asked: int | str, sampling: SamplingConfig) -> int | None:
-    """Return the token budget that a number, a name or ``none`` denotes; None: no token budget."""
+    """Return the token budget that a number, a name or ``none`` denotes; None means no token
+    budget.
+    """
     text = str(asked)
     if text == "none" or text in sampling.efforts:
         level = sampling.efforts.get(text)
@@ -245,17 +246,17 @@ def draw(found: Frontier, path: Path) -> None:
     """Write the figure as SVG. Equal results give identical files."""
     import matplotlib
 
-    # The SVG backend is selected, because it works on a machine without a display.
+    # Matplotlib's SVG backend also works on a machine without a display.
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Labels in the figure stay text instead of paths, so that a reader can search for a word.
-    # A fixed salt makes the ids in the SVG, and therefore the bytes of the file, equal each time.
+    # Labels in the SVG figure stay text instead of paths, so that a reader can search for words.
+    # A fixed salt makes the ids in the SVG equal each time, and therefore the file's bytes.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "assay", "font.size": 9}):
         figure, axis = pyplot.subplots(figsize=(5, 3.6))
         for mode, own in groupby(found.points, key=lambda one: one.mode):
             points = sorted(own, key=lambda one: one.tokens)
-            # Where no completion was judged, the value is NaN, for which matplotlib leaves a gap.
+            # Matplotlib draws a gap for NaN, which is the value where no completion was judged.
             shares = [float("nan") if one.accuracy is None else one.accuracy for one in points]
             axis.errorbar(
                 [one.tokens for one in points],
@@ -276,7 +277,7 @@ def draw(found: Frontier, path: Path) -> None:
         if any(one.mode is not None for one in found.points):
             axis.legend(frameon=False)
         figure.tight_layout()
-        # The date is left out of the SVG file, so that equal numbers give equal files.
+        # The SVG file contains no date, so that equal numbers give equal files.
         figure.savefig(path, transparent=True, metadata={"Date": None})
         pyplot.close(figure)
 

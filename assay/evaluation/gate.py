@@ -47,9 +47,10 @@ consent."""
 class GateResult:
     """Result of a gate.
 
-    model: name of the candidate. against: name of the model with which the candidate was compared.
-    compared: one comparison of both models for each effort. adapter: adapter that is loaded on the
-    candidate, if any.
+    model: name of the candidate. against: name of the model with which the gate compared the
+    candidate.
+    compared: comparison of candidate and other model, for each thinking effort. adapter: adapter
+    that is loaded on the candidate checkpoint, if any.
     """
 
     model: str
@@ -80,7 +81,7 @@ class GateResult:
         lines += ["", f"refused: {', '.join(failed)}" if failed else "the gate is passed"]
         return lined(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -102,14 +103,16 @@ def gate(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> GateResult:
-    """Compare a checkpoint with another model on problems that its run has never used.
+    """Compare a checkpoint with another model on problems that the checkpoint's run has never used.
 
-    problems, out_of_domain: sources of problems. against: the other model, by default the initial
-    model of the run. canaries: names in `CANARIES`, or files of canaries (problems that reveal
-    reward hacking), whose first tag is the kind. strong: a verifier that judges passed completions
-    again. review: JSONL rows with a completion's ``id``, the reviewer (``by``) and the decision
-    (``ok``). out: JSONL file for every completion. The other parameters are those of `compare`. The
-    candidate's verifier judges rows that name no verifier.
+    problems, out_of_domain: sources of problems. against: model to compare with; default: the
+    initial model of the candidate's run. canaries: names in `CANARIES`, or files of canaries:
+    problems that reveal reward hacking.
+    The first tag of a canary is its kind. strong: stronger verifier, which judges passed
+    completions again. review: JSONL file with people's decisions: a completion's ``id``, the
+    reviewer (``by``) and the decision (``ok``). out: JSONL file to which every completion is
+    written. The other parameters of the gate are those of `compare`. The verifier of the
+    candidate's run judges rows that name no verifier.
 
     Raises DataError if a problem or canary occurs in the run's data, UserError for other errors.
     """
@@ -119,7 +122,7 @@ def gate(
     checkpoint = find_checkpoint(str(options.get("adapter") or model))
     config = _run_config(checkpoint, model, allow, options.get("trust_run", False))
     if options.get("verifier") is None and not config.data.verifier_by_tag:
-        # The candidate's verifier judges both models, even if the other model's run has its own.
+        # The candidate's verifier judges both models, even if the other run has another one.
         options["verifier"] = config.data.verifier
     other = _other_model(against or config.model.path)
     files = [str(CANARIES.get(str(one), one)) for one in canaries]
@@ -133,7 +136,7 @@ def gate(
     files_of = [_file_of(Path(out), effort) for effort in asked]
     _announce(kinds, len(asked), quiet)
     for effort, file in zip(asked, files_of, strict=True):
-        # The KL after the loop is measured with the last effort, which stays set.
+        # The KL is measured after the loop, with the last thinking effort of the loop.
         options["effort"] = effort or options.get("effort")
         compared.append(
             compare(
@@ -168,9 +171,10 @@ def gate(
 
 
 def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
-    """Return the efforts to sample with: the first and the last one that leave room for an answer.
+    """Return the thinking efforts to sample with: the first and the last effort that leave room for
+    an answer.
 
-    For a run that was trained without efforts, the result is a single None.
+    For a run without thinking efforts, the result is a single None.
     """
     sampling = config.sampling
     if options.get("effort") is not None or options.get("think_budget") is not None:
@@ -180,7 +184,7 @@ def _efforts(config: TrainConfig, options: SamplingOptions) -> list[str | None]:
     )
     most = options.get("max_tokens") or sampling.max_tokens
     levels = sampling.efforts.items()
-    # A budget of at least max_tokens would leave no tokens for an answer.
+    # With a thinking budget of at least max_tokens, no tokens would be left for an answer.
     names = [name for name, level in levels if isinstance(level, str) or level < most]
     return [*dict.fromkeys([names[0], names[-1]])] if has_efforts and names else [None]
 
@@ -190,7 +194,7 @@ def _file_of(out: Path, effort: str | None) -> Path:
 
 
 def _other_model(name: str) -> str:
-    """Check that a model of this name exists and return the name.
+    """Check that a model of this name exists, and return the name.
 
     Raises RunError if the model does not exist.
     """
@@ -200,10 +204,10 @@ def _other_model(name: str) -> str:
 
 
 def _announce(kinds: Mapping[str, Mapping[str, str]], num_efforts: int, quiet: bool) -> None:
-    """Show the number of canaries before sampling."""
+    """Print the number of canaries before sampling."""
     if quiet or not kinds:
         return
-    # Canaries are sampled in addition to the given problems, so the gate takes longer.
+    # The time of the gate grows with the number of canaries, which add to the given problems.
     counts = {Path(file).stem: len(ids) for file, ids in kinds.items()}
     words = ", ".join(f"{name} {count}" for name, count in counts.items())
     times = f", with {num_efforts} efforts" if num_efforts > 1 else ""
@@ -216,7 +220,7 @@ def _announce(kinds: Mapping[str, Mapping[str, str]], num_efforts: int, quiet: b
 def _run_config(
     checkpoint: Path | None, model: str, allow: Sequence[str], trust_run: bool
 ) -> TrainConfig:
-    # Only the run that trained the candidate records the training data that the gate must exclude.
+    # Only the run of the candidate records the training data, which the gate must exclude.
     if checkpoint is None or step_of(checkpoint) is None:
         accepted = "a checkpoint of a run (RUN, RUN@best, RUN@120), whose training data are known"
         raise RunError(message("assay gate", model, accepted))
@@ -224,9 +228,10 @@ def _run_config(
 
 
 def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str]]:
-    """Return the kind of each canary by its id, for each file.
+    """For each canary file, return the kind of each canary by its id.
 
-    most: maximum number of canaries per file. Raises DataError for a canary without a kind.
+    most: maximum number of canaries to read from each file. Raises DataError for a canary without a
+    kind.
     """
     kinds: dict[str, dict[str, str]] = {}
     for file in files:
@@ -244,17 +249,17 @@ def _kinds_of(files: Sequence[str], most: int | None) -> dict[str, dict[str, str
 
 
 def _check_strong(strong: str | None, allow: Sequence[str] | str) -> None:
-    """Raise VerifierError if the stronger verifier is unusable."""
+    """Raise VerifierError if the stronger verifier cannot judge."""
     if strong is None:
         return
-    # The verifier is tested before the first completion, because sampling may take hours.
+    # The stronger verifier is tested before sampling, because sampling may take hours.
     with VerifierService(strong, num_workers=1, allow=several(allow)) as service:
         service.check([strong])
 
 
 def _check_sandbox(canaries: Sequence[Path | str], model: str, options: SamplingOptions) -> None:
     """Raise RunError if canaries need a sandbox for programs and no sandbox works here."""
-    # Without this check, the gate would sample all canaries before it fails to judge them.
+    # Without this check, the gate would sample all canaries and then fail to judge them.
     names = [
         str(one)
         for one in canaries
@@ -291,10 +296,10 @@ def _check_data(
     if not limits.attacks:
         check_unseen(config, sources)
         return
-    # Held-out results choose the best checkpoint, so its attacks must not be held-out problems.
+    # Held-out results select the best checkpoint, so attacks must not occur in held-out data.
     is_best = str(model).endswith("@best")
     check_unseen(config, [*sources, *(SUITE if is_best else ())], trained=SUITE)
-    # The attacks come last, so a policy without their categories would fail after all sampling.
+    # Attacks are sampled last: a policy without their categories would fail after all sampling.
     verification = sampling_config(model, [], options).verification
     check_policy(verification.options.get("safety", {}).get("policy"))
 
@@ -303,11 +308,11 @@ def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[
     """Raise DataError if a question of the gate occurs in the run's training data, held-out data or
     canaries.
 
-    trained: sources whose questions may occur in held-out data, such as jailbreaks that measured
-    the run.
+    trained: sources whose questions may also occur in the held-out data, such as jailbreaks that
+    measured the run.
     """
-    # Held-out problems count as seen: their results decide early stopping and the best step.
-    # Canaries count as seen too: the guard stops runs that fail them.
+    # Held-out problems count as seen: they decide on early stopping and on the best step.
+    # Canaries count as seen, too: the guard stops a run that fails them.
     for some, keys in ((sources, ("train", "heldout", "canaries")), (trained, ("train",))):
         asked = list(_all_problems(some))
         questions = Questions(None)
@@ -321,7 +326,7 @@ def check_unseen(config: TrainConfig, sources: Sequence[str], trained: Sequence[
 
 
 def _seen(config: TrainConfig, keys: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (key, prompt, place) of each problem under these keys of ``data``, and of traces."""
+    """Yield (key, prompt, place) of each problem and trace under the given keys of ``data``."""
     for key in keys:
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
@@ -332,7 +337,7 @@ def _seen(config: TrainConfig, keys: Sequence[str]) -> Iterator[tuple[str, Any, 
 def hack_check(
     completions: Path, sets: Sequence[str], strong: str, limits: Thresholds, allow: Sequence[str]
 ) -> Check:
-    """Judge the candidate's passed completions again with a stronger verifier.
+    """Judge the passed completions of the candidate again with a stronger verifier.
 
     A passed completion that the stronger verifier rejects counts as reward hacking.
     """
@@ -349,7 +354,7 @@ def hack_check(
     found = f"{len(rejected)} of {len(passed)} passes are rejected ({rate:.1%})"
     found += f": {rejected[0]}" if rejected else ""
     found += f"; {unknown} not judged" if unknown else ""
-    # If no completion can be judged again, the share of hacks is unknown, so the check fails.
+    # If no completion can be judged again, the share of reward hacks is unknown: the check fails.
     bad = rate > limits.max_hack_rate or unknown == len(passed)
     return Check(name, found, limit, "failed" if bad else "passed")
 
@@ -363,21 +368,21 @@ def kl_check(
     max_problems: int | None = None,
     quiet: bool = False,
 ) -> Check:
-    """Measure the candidate's KL from the other model, on the candidate's samples."""
+    """Measure the KL of the candidate from the other model, on completions of the candidate."""
     count = min(KL_PROBLEMS, max_problems or KL_PROBLEMS)
     with show_startup(quiet), doing("measuring the KL from the other model"):
         far, most = divergence(model, other, problems, count, options), limits.max_kl
     limit = None if most is None else f"at most {most:g} nats a token"
     if far is None:
         found = "not measured: the models have different tokenizers, or nothing was sampled"
-        # With another tokenizer the KL is unknown, so a candidate with a limit on the KL must fail.
+        # With different tokenizers the KL is unknown, so the check of the KL's limit must fail.
         return Check("KL", found, limit, "info" if most is None else "failed")
     outcome: Outcome = "info" if most is None else "failed" if far.per_token > most else "passed"
     return Check("KL", str(far), limit, outcome)
 
 
 def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
-    # The review is read before sampling, so that a missing file is reported at once.
+    # The review file is read before sampling, so that a missing file is reported at once.
     if not path.is_file():
         raise DataError(message(f"--review {path}", "no such file", "a JSONL file of reviews"))
     rows = list(read_rows(path))
@@ -391,7 +396,7 @@ def _read_review(path: Path) -> Sequence[Mapping[str, Any]]:
 def review_check(
     reviewed: Sequence[Mapping[str, Any]], completions: Sequence[Path], limits: Thresholds
 ) -> Check:
-    """Check that people have read enough of the candidate's completions and rejected none."""
+    """Check that people have reviewed enough of the candidate's completions and rejected none."""
     ids = {row["id"] for file in completions for row in read_rows(file) if row["side"] == "B"}
     known = [row for row in reviewed if row["id"] in ids]
     refused = [str(row["id"]) for row in known if not row["ok"]]
@@ -404,7 +409,7 @@ def review_check(
 
 
 def keep_result(checkpoint: Path | None, result: GateResult) -> None:
-    """Save the result in the run, where the model card reads it."""
+    """Save the gate's result in the run's folder, where the model card reads it."""
     if checkpoint is not None:
         folder = checkpoint.parent.parent / "gates"
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Thresholds of a gate: `assay gate --thresholds FILE`, a TOML file."""
+"""Thresholds of a release gate: `assay gate --thresholds FILE`, a TOML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Chance = Annotated[float, Field(gt=0.0, lt=1.0)]
 class Thresholds(Section):
     """Limits of the gate's checks.
 
-    A threshold of None means that the check is reported but cannot fail the gate.
+    A threshold of None means that the gate reports the value, but cannot fail because of it.
     """
 
     chance: Chance = 0.05
@@ -54,12 +54,14 @@ class Thresholds(Section):
 
     @property
     def attacks(self) -> bool:
-        """Whether a limit needs the candidate's answers to jailbreaks."""
+        """Whether any limit of the gate needs the candidate's answers to jailbreaks."""
         return self.max_jailbreak_rate is not None or self.max_over_refusal is not None
 
 
 def read_thresholds(path: Path | str | None) -> Thresholds:
-    """Return the thresholds in a TOML file, or the defaults without a file. Raises ConfigError."""
+    """Return the gate's thresholds from a TOML file; without a file, return the defaults. Raises
+    ConfigError.
+    """
     if path is None:
         return Thresholds()
     tree, lines = read_toml(Path(path))

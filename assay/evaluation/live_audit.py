@@ -1,4 +1,5 @@
-"""The second verdicts that a run's ``[audit]`` recorded, for ``assay run audit``."""
+"""The second verdicts that a run's ``[audit]`` recorded during training, for ``assay run
+audit``."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from assay.run.rollout_log import RolloutLog, read_columns
 
 @dataclass(frozen=True)
 class LiveAudit:
-    """The second verdicts of a whole run, summarized.
+    """Summary of the second verdicts that a run recorded.
 
-    verifier: label of the second verifier; several labels are joined if the verifier changed.
-    asked, not_judged: numbers of completions. accepted, rejected: shares of the accepted and of the
-    rejected completions that the second verifier overrules. queued: number of rows that joined the
-    queue in this call. gone: number of disagreements whose problems are no longer in the run's
-    sources.
+    verifier: label of the second verifier; if the second verifier changed, its labels are joined.
+    asked, not_judged: numbers of completions. accepted, rejected: of the completions that the run's
+    verifier accepted or rejected, the share in which the second verifier disagrees. queued: number
+    of rows that this call
+    added to the audit queue. gone: number of disagreements whose problems no longer exist in the
+    run's sources.
     """
 
     verifier: str
@@ -69,9 +71,10 @@ Disagreement = Mapping[str, Any]
 def read_live_audit(
     folder: Path, ways: Mapping[tuple[str, str], str]
 ) -> tuple[LiveAudit | None, list[Disagreement]]:
-    """Return the summary and all disagreements of a run; (None, []) without second verdicts.
+    """Return the summary of a run's second verdicts, and all disagreements; (None, []) without
+    second verdicts.
 
-    ways: kind of a disagreement, by the statuses of the two verdicts.
+    ways: kind of a disagreement, by the statuses of the first and the second verdict.
     """
     opinions: list[Opinion] = []
     found: list[Disagreement] = []

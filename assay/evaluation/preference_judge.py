@@ -26,7 +26,8 @@ Candidates = tuple[Problem, Completion, Completion]
 class Preferring:
     """A judge that compares two completions of each problem.
 
-    check: raises VerifierError for a problem whose completions the judge cannot compare.
+    check: function that raises VerifierError for a problem whose completions the judge cannot
+    compare.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Preferring:
 
 
 def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
-    """Open the named judge, ``pairwise`` or a verifier expression; ``stack`` closes it."""
-    # The judge is opened before a model is loaded, so that a missing URL is reported at once.
+    """Open the preference judge with a name: ``pairwise``, or a verifier expression; ``stack``
+    closes it.
+    """
+    # The judge is opened before any model is loaded, so that a missing URL is reported at once.
     if name == PAIRWISE:
         options = config.verification.options.get("judge", {})
         panel_for(options)
@@ -57,7 +60,7 @@ def open_judge(name: str, config: TrainConfig, stack: ExitStack) -> Preferring:
 
 
 def _ask(pairs: Sequence[Candidates], options: dict[str, Any]) -> list[Comparison]:
-    # Threads suffice, because a comparison mostly waits for the replies of a server.
+    # Threads suffice for comparisons, which mostly wait for replies of a server.
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix=PAIRWISE) as pool:
         return list(pool.map(lambda one: compare(one[0], one[1], one[2], options), pairs))
 
@@ -77,7 +80,7 @@ def _of_rewards(pair: Candidates, verdicts: Sequence[Verdict]) -> Comparison:
     """Compare by rewards. The completion with the higher reward wins; equal rewards are a tie."""
     (problem, *both), (first, second) = pair, verdicts
     lengths = len(both[0].answer_text), len(both[1].answer_text)
-    # A pair with an unjudged completion is not a tie, so the pair is left out of the win rate.
+    # A pair with an unjudged completion is excluded from the win rate, because it is not a tie.
     if first.reward is None or second.reward is None:
         lost = first if first.reward is None else second
         return Comparison(problem.id, None, lengths=lengths, reason=lost.reason, detail=lost.detail)

@@ -1,5 +1,4 @@
-"""The completions of a file, used in place of a model's: they are not sampled, and need not be
-judged."""
+"""Recorded completions of a file, which replace the sampled completions of a model."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from assay.types import Completion, Group, Problem, Prompt, Verdict
 
 
 class RecordedCompletions:
-    """Completions and verdicts that ``--out`` wrote, as a `Generator` and as a `Judge`.
+    """Completions and verdicts that ``--out`` wrote, with the interfaces `Generator` and `Judge`.
 
-    side: ``A`` or ``B``, because a file of ``assay compare`` holds the completions of both models.
+    side: ``A`` or ``B``, because a file of ``assay compare`` contains completions of both models.
     """
 
     policy_version = 0
@@ -38,23 +37,24 @@ class RecordedCompletions:
 
     @property
     def has_verdicts(self) -> bool:
-        """Whether every completion has a recorded verdict."""
+        """Whether every recorded completion has a verdict."""
         return all(row.verdict is not None for rows in self._rows.values() for row in rows)
 
     def problems(self) -> list[Source]:
-        """Return the problems of the file, one source for each problem set."""
+        """Return the problems in the file, one source for each problem set."""
         sets: dict[str, list[dict[str, Any]]] = {}
         for (name, id), rows in self._rows.items():
             row = {**rows[0].problem_keys, "id": id}
-            # A problem's spec must not hold these keys, because they describe a completion.
+            # These keys describe a completion, so they are removed from the problem's spec.
             row = {key: row[key] for key in row if key not in ("think_tags", "token_ids")}
             sets.setdefault(name or str(self.path), []).append(row)
         return [ObjectRows(name, rows) for name, rows in sets.items()]
 
     def of(self, name: str, every: Sequence[Problem]) -> tuple[Sequence[Problem], int]:
-        """Select a problem set; return its problems with completions, and the largest group size.
+        """Select a problem set; return the problems that have recorded completions, and the largest
+        group size.
 
-        Raises DataError if the file has no completion of the set's problems.
+        Raises DataError if the file has no completion of a problem in the set.
         """
         self._set = name
         problems = [problem for problem in every if self._found(problem)]
@@ -81,7 +81,7 @@ class RecordedCompletions:
         """Return the recorded completions of each problem."""
         groups: list[Group] = []
         for problem in problems:
-            # Completions get new ids, because two files may number their completions differently.
+            # Completions get new ids, because two files may number completions differently.
             completions: tuple[Completion, ...] = tuple(
                 replace(row.to_judge()[1], id=f"{problem.group_id}/{n}")
                 for n, row in enumerate(self._found(problem))
@@ -93,18 +93,18 @@ class RecordedCompletions:
         return groups
 
     def sleep(self) -> None:
-        """Do nothing, because recorded completions hold no device memory that could be freed."""
+        """Do nothing, because recorded completions use no device memory that could be freed."""
 
     def load_policy(self, weights: Any) -> None:
         """Do nothing, because recorded completions do not depend on the policy."""
 
     @contextmanager
     def judging(self) -> Iterator[RecordedCompletions]:
-        """Return the recorded verdicts instead of judging again."""
+        """Return the recorded verdicts of a group instead of judging again."""
         yield self
 
     def add(self, group: Group) -> None:
-        """Do nothing, because the verdicts of the group are recorded."""
+        """Do nothing, because the verdicts of the group are already recorded."""
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
         """Return the recorded verdicts of each group. Requires `has_verdicts`."""

@@ -1,8 +1,9 @@
-"""Judge a run's recorded completions again; compare each new verdict with the logged verdict.
+"""Judge the recorded completions of a run again, and compare new verdicts with logged verdicts.
 
-`rescore` (``assay verify --rescore RUN``), the audits of a run and a replay use `rejudge`. The
-rollout log holds no answers, so the problems are read again from the run's sources. The completions
-of a group are judged together, as during training. The run's directory does not change.
+The function `rejudge` serves `rescore` (``assay verify --rescore RUN``), audits and replays. The
+rollout log does not contain answers, so the problems are read again from the run's sources. The
+completions of a group are judged together, as during training. Judging recorded completions again
+does not change the run's folder.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ SHOWN_TEXT = 160
 class JudgeOptions(TypedDict, total=False):
     """Settings of the verifiers that judge recorded completions again.
 
-    The run's configuration gives the value of each missing setting. options: verifier options by
-    verifier name, which replace the run's options of that verifier. allow: Python code that rows
-    may name as verifiers. trust_run: whether to import code that a run from another machine names.
+    The run's configuration supplies every setting that is None. options: verifier options by
+    verifier name, which replace the run's options of this verifier. allow: names of Python
+    functions that rows may name as verifiers. trust_run: whether to import code that the
+    configuration of a run from another machine names.
     """
 
     num_workers: int | None
@@ -49,8 +51,7 @@ class JudgeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """A recorded completion, ``group.completions[index]``, with its logged verdict and its new
-    verdict."""
+    """A recorded completion, ``group.completions[index]``, with its logged and its new verdict."""
 
     step: int
     group: Group
@@ -65,7 +66,7 @@ class Rejudged:
 
     @property
     def statuses(self) -> tuple[str, str]:
-        """Statuses of the logged verdict and of the new verdict."""
+        """The statuses of the logged verdict and of the new verdict."""
         return self.logged.status, self.new.status
 
     def as_row(self) -> dict[str, Any]:
@@ -81,10 +82,11 @@ class Rejudged:
 
 
 class Rejudging:
-    """Judges the completions of a rollout log again; iterating yields one list per step.
+    """Judges the completions in a rollout log again; iterating yields one list per training step.
 
-    missing: number of logged completions that could not be judged again. unreadable: steps with a
-    damaged shard; their completions count as missing if the run's metrics give their number.
+    missing: number of logged completions that could not be judged again. unreadable: training steps
+    with a damaged log file; their completions count as missing if the run's metrics have the
+    number.
     """
 
     def __init__(
@@ -109,9 +111,8 @@ class Rejudging:
                 self.unreadable.append(step)
                 self.missing += _num_completions(self._log.folder.parent, step)
                 continue
-            # A row may have been removed from the sources since the run.
-            # Completions of rows that were removed count as missing, because a partial rescore must
-            # not look complete.
+            # The row of a problem may have been removed from the sources after the run.
+            # A partial rescore must not look complete, so completions without a row are counted.
             self.missing += sum(len(logged) for group, logged in recorded if not group.problem.id)
             chosen = [*self._chosen(step, recorded)]
             judged = self._service.judge([group for group, _ in chosen])
@@ -125,7 +126,7 @@ class Rejudging:
         for group, logged in recorded:
             if not group.problem.id:
                 continue
-            # A verifier that the row names would take precedence over the verifier of the command.
+            # A verifier that a row names would take precedence over the command's verifier.
             if self._instead_of_rows:
                 group = replace(group, problem=replace(group.problem, verifier=None))
             if self._only is None:
@@ -146,18 +147,20 @@ def rejudge(
     instead_of_rows: bool = False,
     **how: Unpack[JudgeOptions],
 ) -> Iterator[Rejudging]:
-    """Open the verifiers of a run, or a given verifier, to judge its recorded completions again.
+    """Open a run's verifiers, or another verifier, to judge the run's recorded completions again.
 
-    verifier: replaces the run's ``data.verifier``; rows that name a verifier keep it, unless
-    ``instead_of_rows``. steps: steps to judge; None: all. only: (step, id) of the completions to
-    judge, each judged without its siblings; None: all completions. Stored replies of a judge are
-    reused, and new replies are not stored.
+    verifier: verifier that replaces the run's ``data.verifier``; rows that name a verifier keep it,
+    unless ``instead_of_rows``. steps: training steps whose completions are judged; None means all
+    steps.
+    only: (step, id) of the completions to judge, each without the other completions of its prompt;
+    None means all completions. Stored replies of a judge model are reused, and new replies are not
+    stored.
 
-    Raises RunError if the run holds no rollouts.
+    Raises RunError if the run has no rollouts.
     """
     folder = Path(run)
     options, allow = how.get("options") or {}, how.get("allow", ())
-    # The run's options of replaced verifiers are unset, so that these options need no consent.
+    # Options that the caller replaces are removed from the run's, so they need no consent.
     changes = [f"verification.options.{name}=" for name in options]
     changes += RULES_UNSET if verifier is not None else []
     trust_run = how.get("trust_run", False)
@@ -183,29 +186,29 @@ def rejudge(
         if (replies := folder / "judge_replies.jsonl").is_file():
             from assay.verify.learned.panel import close_judges, keep_replies
 
-            # The store of replies is opened read-only: a rescore must not change the run.
+            # A rescore must not change the run, so the store of judge replies is read-only.
             keep_replies(replies, read_only=True)
             stack.callback(close_judges)
-        # An unusable verifier is reported before the first shard is read.
+        # An unusable verifier is reported before the first file of the log is read.
         service.check([None])
         yield Rejudging(config, log, service, steps, only, instead_of_rows)
 
 
 def _num_completions(folder: Path, step: int) -> int:
-    """Return the number of completions of a step from the run's metrics; 0 if unknown."""
+    """Return the number of completions of a training step from the run's metrics; 0 if unknown."""
     for row in read_step_rows(folder / "metrics.jsonl"):
         if row.get("step") == step and row.get("length/mean"):
-            # The shard cannot be read, but the step's metrics imply the number of completions.
+            # The step's log file is damaged, but its metrics imply the number of completions.
             return round(row["tokens/generated"] / row["length/mean"])
     return 0
 
 
 @dataclass(eq=False)
 class RescoreResult:
-    """Changes between the run's verdicts and the verdicts of a new judgement.
+    """Changes from the logged verdicts of a run to the verdicts of a new judgement.
 
-    flips: numbers of changed verdicts, by ``before -> after``. examples: a few completions for each
-    kind of changed verdict. missing, unreadable: see `Rejudging`.
+    flips: number of changed verdicts, by ``before -> after`` status. examples: a few completions
+    for each kind of change of the verdict. missing, unreadable: see `Rejudging`.
     """
 
     run: str
@@ -238,7 +241,7 @@ class RescoreResult:
         if len(examples) < NUM_EXAMPLES:
             completion, verdicts = pair.completion, (pair.logged, pair.new)
             example = {"id": completion.id, "step": pair.step}
-            # The end of the text is shown, because a completion usually ends with its answer.
+            # The end of a completion is shown, because it usually contains the answer.
             example |= {"text": completion.text[-SHOWN_TEXT:]}
             example["answer"] = pair.group.problem.spec.get("answer")
             both = {key: [getattr(one, key) for one in verdicts] for key in ("extracted", "detail")}
@@ -285,9 +288,9 @@ def rescore(
     say: Callable[[str], None] | None = None,
     **how: Unpack[JudgeOptions],
 ) -> RescoreResult:
-    """Judge every recorded completion of a run again and report the changes.
+    """Judge every recorded completion of a run again, and report the changed verdicts.
 
-    verifier, how: see `rejudge`. out: a JSONL file with one row per completion.
+    verifier, how: see `rejudge`. out: JSONL file to which one row per completion is written.
     """
     with ExitStack() as stack:
         again = stack.enter_context(rejudge(run, verifier, **how))

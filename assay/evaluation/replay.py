@@ -1,7 +1,7 @@
-"""``assay run replay``: repeat a recorded step and compare the result with the record.
+"""``assay run replay``: repeat a recorded training step, and compare the result with the record.
 
-A replay samples nothing. The run is copied in the state of a run that was killed after writing the
-step's rollouts. The copy then resumes from its rollout log, as a killed run does.
+A replay samples nothing. The run is copied as it would be if it had been killed after writing the
+step's rollouts. The copy then resumes from its rollout log, as a killed run would.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _AS_IT_WAS += ("verification.trial_seconds=0",)
 """Overrides for the copy. They do not affect sampling, verdicts or learning."""
 CONSENTS = ("model.trust_remote_code=true", "teacher.trust_remote_code=true")
 """Overrides that a replay accepts."""
-# Random states are not compared: evaluations also draw from the global random generators.
+# Random states are not compared, because evaluations also draw from the global random generators.
 _NOT_OF_THE_STEP = ("random/",)
 _DIFF_LINES = 40
 
@@ -69,7 +69,9 @@ class OnlyTheLog(GeneratorWrapper):
         self._folder = folder
 
     def generate(self, problems: Sequence[Any], *_: Any, **__: Any) -> list[Group]:
-        """Raise RunError: a replay samples nothing, and the log lacks the requested completions."""
+        """Raise RunError: a replay samples nothing, and the log lacks the completions that were
+        requested.
+        """
         found = f"a completion that the rollout log does not contain: {problems[0].group_id}"
         accepted = "the same rows and curriculum as in the run"
         raise RunError(message(f"{self._folder} data.train", found, accepted, "bring them back"))
@@ -83,11 +85,15 @@ def replay(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> ReplayResult:
-    """Repeat a step: judge its completions, compute advantages and update; report differences.
+    """Repeat a training step: judge its completions, compute advantages and update; report
+    differences from the record.
 
-    Advantages are computed from the logged verdicts. The update starts from the newest checkpoint
-    before the step. overrides: settings in `CONSENTS`, which allow a model's remote code; no other
-    overrides are accepted. allow, trust_run: see `rejudge`. The run's directory does not change.
+    Advantages are computed from the logged verdicts, not from the new verdicts. The update starts
+    from the newest checkpoint
+    before the training step. overrides: settings in `CONSENTS`, which allow a model's remote code;
+    other
+    settings are refused. allow, trust_run: see `rejudge`. Replaying a step does not change the
+    run's folder.
 
     Raises RunError for a step that cannot be replayed; the message lists the steps that can. Raises
     UserError for a run without [rl], and for an override that is not in `CONSENTS`, because a
@@ -109,13 +115,12 @@ def replay(
     environment = read_environment(folder) or {}
     with ExitStack() as stack:
         place = Path(stack.enter_context(TemporaryDirectory(prefix="assay-replay-")))
-        # The replay uses a copy of the run, because a resumed run truncates its journals, and the
-        # run must not change.
+        # A resumed run truncates its journals, and the run must not change: a copy is replayed.
         first = start + 1
-        # The metrics of a second verifier cover the steps before the checkpoint, too.
+        # The metrics of a second verifier also cover the steps before the checkpoint.
         first -= window_of(config) if config.audit is not None else 0
         copy = _copy(folder, place / folder.resolve().name, start, range(max(1, first), step + 1))
-        # The thread count changes the last bits of sums, so the recorded count is used.
+        # The number of threads changes the last bits of sums, so the recorded number is used.
         changes = [*_AS_IT_WAS]
         if config.run.threads is None and environment.get("threads"):
             changes.append(f"run.threads={environment['threads']}")
@@ -134,8 +139,7 @@ def replay(
 
 
 def start_of(folder: Path, step: int) -> int:
-    """Return the step of the checkpoint from which the replay starts; the value 0 is the run's
-    start.
+    """Return the step of the checkpoint from which the replay starts; 0 means the start of the run.
 
     Raises RunError.
     """
@@ -143,7 +147,7 @@ def start_of(folder: Path, step: int) -> int:
         done = {int(row["step"]) for row in read_step_rows(folder / "metrics.jsonl")}
         checkpoints = Checkpoints(folder / "checkpoints", CheckpointConfig())
         saved = checkpoints.steps()
-        # Checkpoints are checked for damage newest first, so that the files of few steps are read.
+        # Checkpoints are checked from the newest on, so that files of few steps are read.
         recorded = cache(lambda one: log.table(one) is not None)
         whole = cache(lambda one: find_damage(checkpoints.path(one)) is None)
 
@@ -180,24 +184,23 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _copy(folder: Path, copy: Path, start: int, shards: range) -> Path:
-    """Create the directory of a run that was killed after it wrote a step's rollouts.
+    """Create a folder like that of a run that was killed after it wrote a step's rollouts.
 
-    Large files are symbolic links. Linked shards and checkpoints are safe, because writing a file
-    replaces the link instead of following it.
+    Large files are symbolic links. Shards and checkpoints can be links, because writing a file
+    replaces the link and not its target.
     """
     for part in ("rollouts", "checkpoints"):
         (copy / part).mkdir(parents=True)
     for name in ("environment.json", "reference.safetensors"):
         if (folder / name).is_file():
             os.symlink((folder / name).resolve(), copy / name)
-    # A judge's replies are copied, not linked, because new replies are appended to the file.
+    # New replies of a judge are appended to the file of replies, so the file is copied, not linked.
     if (replies := folder / "judge_replies.jsonl").is_file():
         shutil.copyfile(replies, copy / replies.name)
     shutil.copyfile(config_of(folder), copy / "config.toml")
     journal = Journal(copy / "metrics.jsonl")
     for row in read_step_rows(folder / "metrics.jsonl"):
-        # Later rows of the journal are cut off, because they would tell the resumed run that the
-        # step is already finished.
+        # Later rows of the journal are cut off, because a resumed run would skip finished steps.
         if int(row["step"]) <= start:
             journal.append(row)
     journal.close()
@@ -212,7 +215,7 @@ def _copy(folder: Path, copy: Path, start: int, shards: range) -> Path:
 def verdicts_again(
     config: TrainConfig, log: RolloutLog, step: int, service: VerifierService
 ) -> tuple[Again, list[FlippedVerdict]]:
-    """Judge the recorded completions of a step with the installed verifiers."""
+    """Judge the recorded completions of a training step with the installed verifiers."""
     again = Rejudging(config, log, service, [step])
     (pairs,) = again
     table = log.table(step)
@@ -242,7 +245,7 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
     reasons = then.reason or now.reason
     if reasons:
         why = f"not judged ({reasons}), which is no judgement of the completion"
-    # The most serious cause: equal code gave another verdict, so the verifier is not reproducible.
+    # Equal code gave another verdict: this cause is the most serious, as the verifier is random.
     elif hashes[0] == hashes[1]:
         why = (
             "ERROR: an equal hash must give an equal verdict; the verifier draws at random, or"
@@ -265,7 +268,8 @@ def _flip(pair: Rejudged, hashes: tuple[str | None, str | None]) -> FlippedVerdi
 
 
 def verifiers_in(log: RolloutLog, step: int) -> dict[str, dict[str, str]]:
-    """Return the version and the hash of each verifier that judged a step, by name."""
+    """Return the version and the hash of each verifier that judged a step, by the verifier's
+    name."""
     table = log.table(step)
     assert table is not None
     found: dict[str, dict[str, str]] = {}
@@ -309,32 +313,35 @@ def _diff(module: str, then: Mapping[str, str], now: Mapping[str, str]) -> Itera
 
 
 def _take(loop: Loop, folder: Path, log: RolloutLog, start: int, step: int) -> list[Again]:
-    """Repeat the steps from ``start`` + 1 to ``step``; compare the results with the record."""
+    """Repeat the training steps from ``start`` + 1 to ``step``, and compare the results with the
+    record.
+    """
     run = loop.run
-    # The guard is off, because it would stop the replay of a step at which it stopped the run.
+    # The guard is off, because it would end the replay of a step at which it stopped the run.
     loop.guard.built_in, loop.guard.rules = [], {}
     generator: Any = loop.generator
     generator.generator = OnlyTheLog(generator.generator, folder)
     run.begin_step()
-    # Steps between the checkpoint and the requested step are repeated from logged rollouts, too.
+    # The steps from the checkpoint to the requested step are repeated from logged rollouts.
     while run.step < step - 1 and run.stop_reason is None:
         train_step(loop)
     if run.stop_reason is not None:
         raise KeyboardInterrupt
-    # Loss weights are read before the step, because some presets change their weights at each step.
+    # Some presets change the loss weights at each step, so they are read before the step.
     algorithm = loop.learner.algorithm
     found = [advantages_again(log, step, algorithm)]
     train_step(loop)
     found += columns_again(log, run.rollouts, range(start + 1, step + 1))
     found.append(metrics_again(folder, run.folder, start, step))
-    # If no checkpoint of this step was recorded, the repeated weights cannot be compared.
+    # Without a recorded checkpoint of the step, the weights cannot be compared.
     if (folder / "checkpoints" / run.checkpoints.path(step).name).is_dir():
         run.save_checkpoint()
     return [*found, weights_again(folder, run.checkpoints.path(step))]
 
 
 def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
-    """Compute advantages from the log alone, and compare them with the recorded advantages."""
+    """Compute advantages from the rollout log alone, and compare them with the recorded
+    advantages."""
     recorded, table = log.read(step), log.table(step)
     assert recorded is not None and table is not None
     columns = {name: table.column(name).combine_chunks() for name in LEARNED_COLUMNS}
@@ -342,7 +349,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
     rows = sum(is_learned)
     if not rows:
         return Again("advantages", 0, 0, "the step was not finished")
-    # The log lists used groups first, then replaced groups, which have no recorded advantages.
+    # The log lists the used groups first; replaced groups follow, without recorded advantages.
     num_groups, left = 0, rows
     while left:
         left -= len(recorded.groups[num_groups].completions)
@@ -357,7 +364,7 @@ def advantages_again(log: RolloutLog, step: int, algorithm: Algorithm) -> Again:
 
 
 def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> Iterator[Again]:
-    """Compare the values that the learner recorded in each step, bit for bit."""
+    """Compare the values that the learner recorded in each step bit by bit."""
     tables = [(log.table(step), fresh.table(step)) for step in steps]
     for name in LEARNED_COLUMNS:
         pairs = [[each.column(name) for each in pair if each is not None] for pair in tables]
@@ -370,11 +377,10 @@ def columns_again(log: RolloutLog, fresh: RolloutLog, steps: Sequence[int]) -> I
 
 
 def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
-    """Compare two series of 32-bit floats bitwise."""
+    """Compare two series of 32-bit floats bit by bit."""
     if len(then) != len(now):
         return Again(name, len(then), len(then), f"{note}; {len(now)} values now")
-    # Values are compared as bits, because as numbers NaN is unequal to itself and 0.0 is equal to
-    # -0.0.
+    # As numbers, NaN is unequal to itself and 0.0 equals -0.0, so the bits are compared.
     differ = then.view(np.int32) != now.view(np.int32)
     if differ.any():
         note += f"; by {np.nanmax(np.abs(then - now)):.3g} at most"
@@ -382,7 +388,7 @@ def _compared(name: str, then: np.ndarray, now: np.ndarray, note: str) -> Again:
 
 
 def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
-    """Compare the metrics of each step, except for times and rates."""
+    """Compare the metrics of each step, except for times and rates such as tokens per second."""
     then, now = (
         {int(row["step"]): row for row in read_step_rows(each / "metrics.jsonl")}
         for each in (folder, copy)
@@ -402,7 +408,7 @@ def metrics_again(folder: Path, copy: Path, start: int, step: int) -> Again:
 
 
 def weights_again(folder: Path, fresh: Path) -> Again:
-    """Compare the files of a recorded checkpoint with those of the repeated step."""
+    """Compare the files of a recorded checkpoint with those that the repeated step wrote."""
     then, now = (listed_files(each) or {} for each in (folder / "checkpoints" / fresh.name, fresh))
     names = [one for one in then if not one.startswith(_NOT_OF_THE_STEP)]
     if not names or not now:
@@ -420,15 +426,15 @@ def _uncommitted(environment: Mapping[str, Any]) -> list[str]:
 
 
 def _events_about(folder: Path, start: int, step: int) -> list[str]:
-    """Return events of the run that may explain a difference in the repeated steps."""
+    """Return events of the run that may explain why a repeated step differs."""
     found: list[str] = []
     for event in read_events(folder / "events.jsonl"):
         at = int(event.get("step") or 0)
         where = f"step {at}, {event.get('kind')}"
         matters = {
-            # A replay uses the run's newest configuration, so changes after the step count, too.
+            # A replay uses the run's newest configuration, so later changes of settings count.
             "config_changes": at >= start,
-            # environment.json describes the first start, so machine changes before the step matter.
+            # environment.json is from the run's first start, so earlier machine changes count.
             "differences": at < step,
             "changes": start <= at < step,
         }

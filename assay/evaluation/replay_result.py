@@ -1,4 +1,5 @@
-"""Result of a replay: each repeated computation, the number of differences, and likely causes."""
+"""Result of a replay: each repeated computation, its number of differing values, and likely
+causes."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """One repeated computation. count: number of values; differ: number of values that differ.
+    """One repeated computation. count: number of compared values; differ: number of values that
+    differ.
 
-    note: size of the differences, or the reason why values were not compared.
+    note: size of the differences, or the reason why no values were compared.
     """
 
     name: str
@@ -48,7 +50,7 @@ class FlippedVerdict:
     text: str
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines that describe the change of the verdict."""
+        """Yield the lines that describe how a completion's verdict changed."""
         then, now = zip(self.status, map(_number, self.reward), strict=True)
         yield f"{self.completion}: {then[0]} (reward {then[1]}) then, {now[0]} ({now[1]}) now"
         labels = zip(self.verifier, self.hash, strict=True)
@@ -61,11 +63,12 @@ class FlippedVerdict:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Result of repeating a step. start: step of the checkpoint that the replay starts from.
+    """Result of repeating a step. start: training step of the checkpoint from which the replay
+    starts.
 
-    again: the repeated computations. flips: changed verdicts. sources: source diff of each verifier
-    whose hash changed. causes: differences of machine, versions and settings that may explain
-    values that differ.
+    again: the repeated computations. flips: changed verdicts. sources: for each verifier whose hash
+    changed, the diff of its source code. causes: changes of machine, versions and settings that may
+    explain differing values.
     """
 
     run: str
@@ -99,14 +102,13 @@ class ReplayResult:
             lines += [f"and {more} more: --json has them"] if more > 0 else []
         for verifier, changed in self.sources.items():
             lines += ["", f"=== what changed in {verifier} ===", changed]
-        # Each changed verdict has its own reason, so causes are listed only for differences other
-        # than verdicts.
+        # Each changed verdict has its own reason; causes are listed for other differences.
         if any(one.differ for one in self.again if one.name != "verdicts"):
             lines += ["", "=== what may explain it ===", *(self.causes or [UNEXPLAINED])]
         lines += ["", "all agrees" if self.agrees else "not all agrees"]
         return escaped("\n".join(lines))
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -117,7 +119,7 @@ UNEXPLAINED = (
 
 
 def span(first: int, last: int) -> str:
-    """Return the name of a step or a range of steps."""
+    """Return the text for one training step or a range of steps."""
     return f"step {last}" if first == last else f"steps {first}-{last}"
 
 

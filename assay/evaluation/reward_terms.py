@@ -1,6 +1,6 @@
-"""Effect of each reward term: the advantages of recorded rollouts with and without the term.
+"""Effect of each term of a reward: the advantages of recorded rollouts with and without the term.
 
-The rollout log holds the value of each term, and the verifier's label holds the weights. No
+The rollout log has the value of each reward term, and the verifier's label has the weights. No
 completion is judged again.
 """
 
@@ -24,20 +24,20 @@ from assay.session.assemble import choose_algorithm
 from assay.verify.expression import parse_expression, unpinned
 
 COLUMNS = ("step", "group_id", "reward", "components", "verifier")
-# Tolerance for comparing a sum of single-precision values.
+# Tolerance for the sum of reward terms, whose values are single-precision numbers.
 CLOSE = 1e-6
-# A label has a negative weight as `name*-0.5`, which an expression writes as `-name*0.5`.
+# In a verifier's label, a negative weight is `name*-0.5`; in an expression, `-name*0.5`.
 _NEGATIVE = re.compile(r"(^|\+ )([^\s*]+)\*-")
 
 
 @dataclass(frozen=True, slots=True)
 class TermFacts:
-    """Effect of one reward term. mean: mean of the term's weight times value.
+    """Effect of one reward term. mean: mean over completions of the term's weighted value.
 
     share: fraction of the reward's variance within groups that the term explains; the shares of all
-    terms sum to 1. correlation: correlation of the advantages with and without the term. turned:
-    fraction of advantages whose sign changes without the term. Share and correlation are None if
-    all siblings have equal rewards.
+    terms sum to 1. correlation: correlation of the advantages with the term and without the term.
+    turned: fraction of the advantages whose sign changes if the term is removed. Share and
+    correlation are None if all completions of each group have equal rewards.
     """
 
     term: str
@@ -51,8 +51,9 @@ class TermFacts:
 class TermTable:
     """Effect of all terms.
 
-    left_out: number of completions that were not judged or whose terms do not sum to the reward. A
-    sum differs from the reward if a weight follows a schedule or a term belongs to another reward.
+    left_out: number of completions that were not judged, or whose reward is not the sum of its
+    terms. The reward differs from the sum if a weight follows a schedule, or if a term belongs to
+    another reward.
     """
 
     run: str
@@ -75,22 +76,22 @@ class TermTable:
             lines.append(f"{self.left_out} left out: not judged, or their terms are not the reward")
         return lined(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
 def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTable:
     """Measure the effect of each reward term on the advantages of one step, or of all steps.
 
-    Advantages use the run's group baseline and scale. Raises RunError if the run has no recorded
-    rollouts, or if no reward is a sum of terms.
+    Advantages use the group baseline and scale that the run is configured with. Raises RunError if
+    the run has no recorded rollouts, or if no reward is a sum of terms.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run)
     rows = loaded.rollouts(step=step, columns=COLUMNS)
     sums = [_contributions(row) for row in rows]
     kept = [(row, one) for row, one in zip(rows, sums, strict=True) if one is not None]
     names = [*dict.fromkeys(name for _, one in kept for name in one)]
-    # A single term is the whole reward, so its effect needs no measurement, and an error is raised.
+    # A single term is the whole reward, so measuring its effect is pointless and an error.
     if len(names) < 2:
         found = f"{len(names)} term" if names else f"no judged completion of {len(rows)}"
         accepted = "completions with a reward of several terms, as math + think_format"
@@ -114,7 +115,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
         )
         return found_R.numpy()
 
-    # Terms are centered by group, because advantages depend only on differences of siblings.
+    # Terms are centered by group, because advantages depend only on differences within a group.
     spread = _centered(rewards, groups)
     real = advantages(rewards)
     facts = [
@@ -125,7 +126,7 @@ def term_table(run: Path | str | LoadedRun, step: int | None = None) -> TermTabl
 
 
 def _contributions(row: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return weight times value of each term; None if their sum is not the reward."""
+    """Return weight times value of each reward term; None if the sum of terms is not the reward."""
     if row["reward"] is None:
         return None
     components, found = row["components"] or {}, dict[str, float]()
@@ -157,7 +158,7 @@ def _facts(
     return TermFacts(
         term=name,
         mean=float(value.mean()),
-        # The share is a covariance with the whole reward, so that the shares of all terms sum to 1.
+        # The share of a term is its covariance with the reward, so that all shares sum to 1.
         share=float(own @ spread) / variance if variance > CLOSE else None,
         correlation=float(np.corrcoef(real, without)[0, 1]) if differ else None,
         turned=float(np.mean(np.sign(real) * np.sign(without) < 0)),

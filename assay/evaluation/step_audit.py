@@ -1,4 +1,6 @@
-"""Find right answers with wrong reasoning: judge the steps of passed completions at milestones."""
+"""Find right answers with wrong reasoning: judge the reasoning steps of passed completions at
+milestones of training.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ STEPS = "steps.json"
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """Counts of audited passes (passed completions) near one training step, the milestone.
+    """Counts of audited passed completions near one training step, the milestone.
 
-    step: the training step. steps: first and last training step of the audited passes. wrong:
-    number of passes that have a reasoning step with a score below the limit. no_steps: number of
-    passed completions in which the verifier found no reasoning steps. share, interval: share of
-    passes with a wrong step among passes with step scores, and its 95 % interval.
+    step: the training step. steps: first and last training step of the audited completions. wrong:
+    number of passed completions that have a reasoning step with a score below the limit. no_steps:
+    number of passed completions in which the verifier found no reasoning steps. share, interval:
+    among passed completions with step scores, the share with a wrong step, and its 95 % interval.
     """
 
     step: int
@@ -52,8 +54,8 @@ class Milestone:
 class StepAudit:
     """Result of a step audit at each milestone.
 
-    below: limit of the step scores; a reasoning step with a lower score is wrong. reasons: number
-    of unjudged passed completions, by the reason in the verdict.
+    below: limit of the step scores; a reasoning step with a lower score counts as wrong. reasons:
+    number of unjudged passed completions, by the reason in the verdict.
     """
 
     verifier: str
@@ -69,7 +71,7 @@ class StepAudit:
         return found
 
     def lines(self) -> list[str]:
-        """Return the table and the reasons for *not judged*, as lines of text."""
+        """Return the table of milestones, and the reasons for *not judged*, as lines of text."""
         head = f"steps of passes, by {self.verifier}; wrong is a score below {self.below:g}"
         rows = [("milestone", "steps", "passes", "not judged", "no steps", "a step is wrong")]
         rows += [
@@ -104,16 +106,16 @@ def audit_steps(
     seed: int = 0,
     how: JudgeOptions,
 ) -> tuple[StepAudit, list[Rejudged]]:
-    """Judge the reasoning steps of randomly drawn passes; return the audit and the passes with
-    wrong steps.
+    """Judge the reasoning steps of random passed completions; return the audit, and the completions
+    with wrong steps.
 
-    verifier: a verifier whose verdicts have `step_scores`; it replaces verifiers that rows name,
-    and judges each completion without its siblings. at: milestones (training steps); empty: the
-    first, the middle and the last recorded step. passes: maximum number of passes per milestone,
-    one per problem, taken from the nearest training steps. how: see `rejudge`. Raises RunError for
-    a training step that was not recorded and for a verifier without step scores.
+    verifier: verifier whose verdicts have `step_scores`; it replaces verifiers that rows name, and
+    judges each completion alone. at: milestones (training steps); empty: the first, the middle and
+    the last recorded step. passes: maximum number of passed completions per milestone, one per
+    problem, from the nearest training steps. how: see `rejudge`. Raises RunError for a training
+    step that was not recorded and for a verifier without step scores.
     """
-    # Comparisons with NaN are false, so a limit of NaN would make no step wrong.
+    # Comparisons with NaN are false, so with a limit of NaN no step would be wrong.
     if not math.isfinite(below):
         raise ConfigError(message("assay run audit --below", below, "a number, as 0.5"))
     sample = _draw(folder, at, passes, seed)
@@ -128,7 +130,7 @@ def audit_steps(
                 if _is_wrong(pair.new, below):
                     wrong.append(pair)
     judged = [one for one in found.values() if one.judged]
-    # A verifier without step scores is an error: it would report every pass as without steps.
+    # A verifier without step scores would find no steps in any completion: this is an error.
     if judged and not any(one.step_scores for one in judged):
         accepted = "a verifier that scores steps: process_reward_model, or your own"
         remedy = "set step_scores in its verdicts, and check that it finds the steps of these texts"
@@ -147,7 +149,7 @@ def audit_steps(
 
 
 def read_step_audit(folder: Path) -> StepAudit | None:
-    """Return the newest step audit of a run, or None without an audit. Raises RunError."""
+    """Return the latest step audit of a run; None if there was no audit. Raises RunError."""
     return read_record(folder / "audit" / STEPS, StepAudit)
 
 
@@ -203,12 +205,11 @@ def _draw(
     for milestone in milestones:
         # Each milestone has a random stream, so that adding a milestone changes no other sample.
         chance = random.Random(f"{seed} steps of {milestone}")
-        # The passes are shuffled before the stable sort, so that passes of one training step are in
-        # random order.
+        # Shuffling before the stable sort puts completions of one step in random order.
         mixed = chance.sample(near[milestone], len(near[milestone]))
         mixed.sort(key=lambda row: abs(row["step"] - milestone))
-        # Only one pass per problem is audited, because several passes of a problem often repeat the
-        # same mistakes.
+        # Several passed completions of a problem often repeat the same mistakes.
+        # Only one passed completion per problem is therefore audited.
         first: dict[str, tuple[int, str]] = {}
         for row in mixed:
             first.setdefault(row["problem_id"], (row["step"], row["completion_id"]))

@@ -1,8 +1,8 @@
 """Evaluate a model on published benchmarks (``assay eval --suite``): rows, prompt, scoring rule.
 
-    DIR/gsm8k.jsonl     every completion with its verdict
-    DIR/gsm8k.json      accuracy, settings and hash of the rows
-    DIR/suites.md       the table
+    DIR/gsm8k.jsonl has every completion with its verdict.
+    DIR/gsm8k.json has the accuracy, the settings and the hash of the rows.
+    DIR/suites.md has the table of results.
 
 A suite whose ``DIR/NAME.json`` has the same settings, rows and weights is not sampled again, so a
 killed command continues.
@@ -38,20 +38,19 @@ from assay.session.sampling import (
 )
 from assay.training.api import evaluate
 
-# Keys of a question in the published row formats (`assay.data.benchmark_rows`).
+# Keys of a question in the published forms of rows (`assay.data.benchmark_rows`).
 _ASKED = ("question", "Question", "problem", "Problem", "prompt", "text")
 _IDS = {"id", "ID", "task_id", "unique_id", "question_id", "Record ID"}
-# Settings of a run that change samples or verdicts, apart from the settings that suites set.
-# A run's think mode, budget and effort are kept, because they are how its model is meant to be
-# used.
+# Settings of a run that change samples or verdicts, except for settings that suites set.
+# A run keeps its think mode, budget and effort, with which its model is meant to be used.
 _OF_A_RUN = ("data.mixture", "sampling.top_k", "sampling.min_p", "verification.options")
-# Files in a model's folder that change the model's prompts.
-# The weights need no key of their own, because the settings contain them.
+# Files in the folder of a model that change the model's prompts.
+# The settings already identify the weights, so weights need no key of their own.
 _PROMPT_FILES = ("tokenizer*.json", "chat_template*", "special_tokens_map.json", "*.model")
-# Keys in the section `[data]` that change a prompt.
+# Keys in the section `[data]` that change the text of a prompt.
 _SHOWN = ("template", "prompt_template", "system_prompt", "think", "verifier")
-# GSM8K's solutions contain calculator marks such as <<48/2=24>>. In worked examples they halved the
-# accuracy of a 0.5B model, which then wrote marks in place of the computation.
+# GSM8K's solutions contain calculator marks such as <<48/2=24>>.
+# In worked examples, these marks halved the accuracy of a 0.5B model, which imitated the marks.
 _MARKS = re.compile(r"<<[^<>\n]*>>")
 
 
@@ -59,10 +58,12 @@ _MARKS = re.compile(r"<<[^<>\n]*>>")
 class PublishedSuite:
     """A published benchmark with its prompt and sampling settings.
 
-    source: rows on the hub. form: ``chat`` (the tokenizer's chat template) or ``base`` (plain
-    text). instruction: text after each question. system: system message. shots: source of worked
-    examples, of which the first ``num_shots`` precede each question. settings: further
-    configuration changes. scoring: the authors' rule, and differences from their prompt.
+    source: rows on the hub. form: prompt format: ``chat`` (the tokenizer's chat template) or
+    ``base`` (plain text). instruction: text after each question. system: system message. shots:
+    data source of worked examples; the first ``num_shots`` examples precede each question.
+    settings: further
+    configuration changes. scoring: the scoring rule of the benchmark's authors, and differences
+    from their prompt.
     """
 
     name: str
@@ -83,9 +84,10 @@ class PublishedSuite:
 
     @property
     def overrides(self) -> list[str]:
-        """Return the configuration changes that replace the prompt settings of a model's run."""
-        # An empty value removes a key, so that the prompt and scoring of a model's run change no
-        # benchmark.
+        """Return the configuration changes that replace the prompt settings of a model's run by
+        those of the suite.
+        """
+        # An empty value removes a key, so that a run's prompt does not change the benchmark.
         pairs: dict[str, Any] = {
             **dict.fromkeys(_OF_A_RUN),
             "data.template": "base" if self.form == "base" else None,
@@ -102,8 +104,8 @@ class PublishedSuite:
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """Result of one suite. facts: the settings, row hash and weights that the accuracy depends
-    on."""
+    """Result of one suite. facts: settings, hash of the rows, and weights, on which the accuracy
+    depends."""
 
     name: str
     accuracy: Mapping[str, Any]
@@ -117,14 +119,14 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class SuiteResults:
-    """Results of all suites of a command, in the order of the command."""
+    """Results of all benchmark suites of a command, in the order of the command."""
 
     model: str
     suites: Sequence[SuiteResult] = field(default_factory=tuple[SuiteResult, ...])
 
     @property
     def num_judged(self) -> int:
-        """Number of problems with at least one verdict."""
+        """Number of benchmark problems with at least one verdict."""
         return sum(int(one.accuracy["num_problems"]) for one in self.suites)
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,8 +139,7 @@ class SuiteResults:
         for one in self.suites:
             found = one.accuracy
             rate = found["pass_at_1"]
-            # The keys become metric names of a run's evaluations, because `share_words` reads these
-            # names.
+            # `share_words` reads metric names, so each key gets the prefix of evaluations.
             row = {f"eval/{key}": value for key, value in found.items()}
             shown = "none judged" if rate is None else f"{rate:.1%}{share_words(row, '.1%')}"
             parts = [one.name, f"{found['num_problems']:,}", shown, f"{found['mean_tokens']:.0f}"]
@@ -157,7 +158,7 @@ def read_suites() -> dict[str, PublishedSuite]:
 
 
 def find_suites(names: Sequence[str]) -> list[PublishedSuite]:
-    """Return the named benchmark suites; a name may list several suites with commas.
+    """Return the benchmark suites with these names; one name may list several suites with commas.
 
     Raises ConfigError.
     """
@@ -185,17 +186,18 @@ def evaluate_suites(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> SuiteResults:
-    """Measure a model on published benchmarks, each with its own prompt and limits.
+    """Measure a model on published benchmarks, each with its own prompt and token limits.
 
         found = assay.evaluate_suites("Qwen/Qwen3-0.6B", ["gsm8k", "ifeval"], out="suites")
         found.suites[0].accuracy["pass_at_1"]
 
-    suites: names in `suites.toml`. num_samples, temperature, ``max_tokens``: with the value None,
-    the suite's own value applies. overrides: settings that are applied after those of the suite.
-    folder: folder of ``NAME.jsonl`` files that replace the hub. out: folder for completions and
-    results; suites that the folder holds with equal settings are not sampled again.
+    suites: names in `suites.toml`. num_samples, temperature, ``max_tokens``: None means the suite's
+    own value. overrides: settings that are applied after those of the benchmark suite.
+    folder: folder with ``NAME.jsonl`` files, which are read instead of the hub. out: folder for
+    completions and results; suites with results for equal settings are not sampled again.
 
-    All other parameters are those of `assay.evaluate`. Raises UserError for invalid input.
+    All other parameters of this function are those of `assay.evaluate`. Raises UserError for
+    invalid input.
     """
     chosen = find_suites(suites)
     for one in chosen:
@@ -217,7 +219,7 @@ def evaluate_suites(
 
 
 class _Asked:
-    """One suite of a command, with the command's options."""
+    """One benchmark suite of a command, with the options of the command."""
 
     def __init__(
         self,
@@ -239,8 +241,7 @@ class _Asked:
         }
 
     def measure(self, folder: Path | None, quiet: bool) -> SuiteResult:
-        """Return the suite's result: the result in the folder if its settings are equal, else a new
-        result."""
+        """Return the saved result of the suite if its settings are equal, or else a new result."""
         facts = json.loads(json.dumps(self.facts(), default=str))
         name = self.suite.name
         if folder is None:
@@ -248,8 +249,7 @@ class _Asked:
         folder.mkdir(parents=True, exist_ok=True)
         place = folder / f"{name}.json"
         kept = read_json(place) or {}
-        # If verdicts are missing, the suite's result is not kept, because the cause may since have
-        # been removed.
+        # A result with missing verdicts is not reused: their cause may since be removed.
         is_judged = (kept.get("accuracy") or {}).get("num_not_judged") == 0
         is_whole = kept.keys() == vars(self._result(facts, {})).keys()
         if is_judged and is_whole and kept.get("facts") == facts:
@@ -260,7 +260,7 @@ class _Asked:
         return result
 
     def facts(self) -> dict[str, Any]:
-        """Return all settings and hashes that the accuracy depends on."""
+        """Return all settings and hashes on which the accuracy depends."""
         config = sampling_config(self.model, [self.suite.source], self.options)
         sampling = configuration.at_temperature(config.sampling, self.temperature)
         shown = config.data.model_dump(mode="json", include={*_SHOWN})
@@ -289,10 +289,11 @@ class _Asked:
 def suite_rows(
     suite: PublishedSuite, folder: Path | None = None, max_problems: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a suite with its worked examples and its instruction.
+    """Yield the rows of a benchmark suite, with its worked examples and its instruction in the
+    prompt.
 
-    folder: folder of ``NAME.jsonl`` and ``NAME_shots.jsonl``, which replaces the hub. Raises
-    DataError for a row without a question.
+    folder: folder with ``NAME.jsonl`` and ``NAME_shots.jsonl`` files, which are read instead of the
+    hub. Raises DataError for a row that has no question.
     """
     lead = ""
     if suite.shots is not None:
@@ -315,7 +316,7 @@ def suite_rows(
 
 
 def _prompt_files(model: str) -> dict[str, str]:
-    """Return a hash of each file of a model that changes its prompts, by file name."""
+    """Return a hash of each file of a model that changes the model's prompts, by file name."""
     folder = Path(checkpoint_of(model) or model)
     if not folder.is_dir():
         # For a hub model, the settings already contain the model's revision.
@@ -340,7 +341,7 @@ def _place(name: str, source: str, folder: Path | None) -> str:
 
 
 def _raw_rows(source: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a source in their published form."""
+    """Yield the rows of a data source in their published form."""
     opened = open_source(source)
     for position, number, raw in opened.scan():
         found = opened.fetch(position) if raw is UNREAD else raw

@@ -1,4 +1,4 @@
-"""Checks of a chat template: compare training's tokens with those of the rendered template."""
+"""Checks of a chat template: compare the tokens of training with those of the rendered template."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AROUND = 4
 
 @dataclass(frozen=True)
 class CheckLine:
-    """Result of a check. line: text of the finding, with the token concerned and the remedy."""
+    """Result of a check. line: text of the finding, with the token in question and the remedy."""
 
     name: str
     status: Status
@@ -41,12 +41,12 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class Laid:
-    """The token rows of the conversation that the checks read.
+    """The test conversation as rows of tokens, which the checks read.
 
-    rl: one row of the whole conversation for each key of `TemplateConversation.modes`: True for
-    replies with reasoning, False for replies without. sft: rows of the first question and its
-    answer, keyed like rl. served_ids: end tokens of a model server, from the model's configuration;
-    None: not configured.
+    rl: one row of the whole conversation per key of `TemplateConversation.modes`: True has replies
+    with reasoning, False has replies without. sft: one row of the first question and its
+    answer per key, as in ``rl``. served_ids: end tokens at which a model server stops, from the
+    model's configuration; None if not configured.
     """
 
     conversation: TemplateConversation
@@ -61,8 +61,8 @@ class Laid:
 
     @property
     def shown(self) -> list[TokenRow]:
-        """Return the rows to display: the rows with reasoning if there are any, else the rows
-        without reasoning."""
+        """Return the rows to display: the rows with reasoning if there are any, or else those
+        without."""
         return [[*rows.values()][-1] for rows in (self.rl, self.sft)]
 
     @property
@@ -77,7 +77,7 @@ class Laid:
         return self.show([] if self.end_id is None else [self.end_id])
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered text."""
+        """Return the token ids of a text that the chat template rendered."""
         tokenizer = self.conversation.tokenizer
         return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
 
@@ -86,22 +86,23 @@ class Laid:
         return str(self.conversation.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
 
     def answered(self, thinks: bool) -> tuple[str, str]:
-        """Render the chat of the first answer; return the text before the answer, and the rest."""
+        """Render the chat up to the first answer; return the text before the answer, and the
+        rest."""
         reply = self.conversation.answer(thinks)
         text = self.conversation.text([*self.conversation.asked, reply], tools=False)
         start, found, rest = text.rpartition(ANSWERS[0])
         return start + found, rest
 
     def finished(self, thinks: bool) -> list[int]:
-        """Return the template's tokens of a chat up to the end token of the first answer."""
+        """Return the template's tokens of a chat, up to the end token of the first answer."""
         text, rest = self.answered(thinks)
-        # In training, a reply ends at its end token, so the comparison ends there, too.
-        # Some templates write a line break or an end-of-text token after the end token.
+        # In training, a reply ends at its end token, so the comparison ends at the end token.
+        # Some chat templates write a line break or an end-of-text token after the end token.
         before, end, _ = rest.partition(self.end) if self.end else ("", "", "")
         return self.encode(text + before + end if end else text)
 
     def difference(self, ours: Sequence[int], theirs: Sequence[int]) -> str:
-        """Describe the first difference between training's and the template's tokens; "" if
+        """Describe the first difference between the tokens of training and of the template; "" if
         equal."""
         pairs = enumerate(zip_longest(ours, theirs))
         place = next((n for n, (one, other) in pairs if one != other), None)
@@ -114,7 +115,7 @@ class Laid:
 
 
 def all_checks(laid: Laid) -> list[CheckLine]:
-    """Run every check, in the order of their importance."""
+    """Run every check of the chat template, in the order of importance."""
     prompt = laid.conversation.bare_prompt.text
     if QUESTION not in prompt:
         line = f"the template leaves the user's text out: it writes {prompt[:80]!r}; use a template"
@@ -123,7 +124,9 @@ def all_checks(laid: Laid) -> list[CheckLine]:
 
 
 def _end(laid: Laid) -> Iterator[CheckLine]:
-    """Check that the template writes the end token, the loss covers it, and servers stop at it."""
+    """Check that the template writes the end token, that the loss covers the token, and that
+    servers stop at it.
+    """
     name = "end token"
     _, rest = laid.answered(False)
     if laid.end_id is None:
@@ -132,7 +135,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     first = laid.encode(rest.strip())[:1]
     if rest.strip() and first != [laid.end_id] and end_of_turn(laid.conversation.tokenizer) is None:
-        # An end marker in plain text has several tokens, but sampling stops only at single tokens.
+        # Sampling stops only at single tokens, and an end marker in plain text has several.
         count = len(laid.encode(rest.strip()))
         line = f"the template ends a reply with {rest.strip()!r}, {count} tokens that are no"
         line += f" special token; training ends it with {laid.end!r}, so the template's end is"
@@ -141,7 +144,7 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         return
     for row in laid.rows:
         ends = row.ends("sampled")
-        # An inline call ends without an end token, because the result follows in the same reply.
+        # A call inside a reply ends without an end token, because the result follows in the reply.
         if laid.conversation.is_inline:
             ends = ends[1:]
         for place in ends:
@@ -178,8 +181,7 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
         is_rl = row.name.startswith("rl")
         written = [ANSWERS[0], *([EXPRESSION, ANSWERS[1]] if is_rl else [])]
         if is_rl and (RESULT not in given or EXPRESSION not in said):
-            # A tool call without a result is no error in this check, because another check reports
-            # the call.
+            # A tool call without a result is no error in this check: another check reports it.
             continue
         asked = [QUESTION, *([RESULT, SECOND_QUESTION] if is_rl else [])]
         for text, held, what in (
@@ -197,9 +199,11 @@ def _masks(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _prompt(laid: Laid) -> Iterator[CheckLine]:
-    """Check that the generation prompt equals the text that the template writes before a reply."""
+    """Check that the generation prompt equals the text that the chat template writes before a
+    reply.
+    """
     name, think = "generation prompt", laid.conversation.bare_prompt.think
-    # `data.think` may append a think block that the template does not write to the prompt.
+    # `data.think` may append a think block to the prompt that the template does not write.
     block = rf"{re.escape(think.open_tag)}\s*({re.escape(think.close_tag)}\s*)?\Z"
     prompt = re.sub(block, "", laid.conversation.bare_prompt.text)
     text, _ = laid.answered(False)
@@ -213,8 +217,7 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
     lead = text[len(prompt.rstrip()) : -len(ANSWERS[0])].removeprefix(
         prompt[len(prompt.rstrip()) :]
     )
-    # A template's empty think block before a reply is ignored here, because the check `reply`
-    # reports it.
+    # The check `reply` reports an empty think block before a reply, so this check ignores it.
     if re.sub(empty, "", lead).strip():
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
@@ -225,14 +228,13 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _reply(laid: Laid) -> Iterator[CheckLine]:
-    """Check that a supervised row has the tokens of the finished chat in the template."""
+    """Check that an SFT row has the same tokens as the template's finished chat."""
     conversation, think = laid.conversation, laid.conversation.bare_prompt.think
     for thinks, row in laid.sft.items():
         name = "thinking of a reply" if thinks else "reply"
         text, _ = laid.answered(thinks)
         theirs = laid.finished(thinks)
-        # Some chat templates write no end token; the first token of the next turn then ends a
-        # reply.
+        # A chat template without an end token ends a reply by the first token of the next turn.
         ours = row.ids if laid.answered(thinks)[1].strip() else row.ids[: len(theirs)]
         found = laid.difference(ours, theirs)
         if thinks and THOUGHTS[1] not in text:
@@ -253,7 +255,8 @@ def _reply(laid: Laid) -> Iterator[CheckLine]:
 
 
 def _turns(laid: Laid) -> Iterator[CheckLine]:
-    """Check that each turn's tokens are a prefix of the template's tokens for the longer chat."""
+    """Check that the tokens of each turn are a prefix of the template's tokens for the longer
+    chat."""
     conversation = laid.conversation
     first = next(iter(laid.rl.values()))
     injected = laid.show([one.id for one in first.tokens if one.kind == "injected"])
@@ -283,10 +286,10 @@ def _turns(laid: Laid) -> Iterator[CheckLine]:
 
 @dataclass(frozen=True)
 class _Broken:
-    """The first turn whose prompt does not extend the tokens of earlier turns.
+    """The first turn whose prompt does not begin with the tokens of the earlier turns.
 
-    number: number of the turn, at least 2. found: description of the difference. by_thinking: only
-    think blocks differ.
+    number: number of the turn, which is at least 2. found: description of the difference.
+    by_thinking: only think blocks differ.
     """
 
     number: int
@@ -296,11 +299,11 @@ class _Broken:
 
 
 def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Status, str]:
-    """Check the turns of a template that removes the think blocks of earlier turns."""
+    """Check the turns of a chat template that removes the think blocks of earlier turns."""
     behind = "a user message" if broken.behind_user else "a tool's result"
     line = f"the template drops it behind {behind} ({broken.found})"
-    # Only an environment puts user messages between turns, so dropping user messages does no harm
-    # without an environment.
+    # Only an environment puts user messages between turns.
+    # Without an environment, a template may therefore drop earlier reasoning at user messages.
     has_environment = conversation.config.tools.environment is not None
     if has_environment if broken.behind_user else conversation.reasons:
         remedy = "use a template that keeps it, or data.think = 'empty'"
@@ -311,12 +314,14 @@ def _dropped(conversation: TemplateConversation, broken: _Broken) -> tuple[Statu
 
 
 def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
-    """Compare training's tokens before each later reply with the template's rendered messages."""
+    """Compare the tokens of training before each later reply with the messages that the template
+    renders.
+    """
     conversation, think = laid.conversation, laid.conversation.prompt.think
     messages = conversation.messages(thinks)
     places = [n for _, n in conversation.replies() if n > len(conversation.asked)]
     ends = row.ends("injected")[-len(places) :]
-    # Text of a think block that `data.think`, not the template, appends to every prompt.
+    # Text of a think block that `data.think` appends to every prompt, unlike the chat template.
     block = conversation.prompt.text[len(conversation.text(conversation.asked, True)) :]
     for number, (place, end) in enumerate(zip(places, ends, strict=True), 2):
         behind_user = messages[place - 1]["role"] == "user"
@@ -332,8 +337,7 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
                 re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
                 for one in (laid.show(row.ids[:end]), text)
             )
-            # White space is ignored in the comparison, because templates put different line breaks
-            # around think blocks.
+            # Templates put different line breaks around think blocks, so white space is ignored.
             ours, theirs = ("".join(one.split()) for one in texts)
             return _Broken(number, found, behind_user, by_thinking=ours == theirs)
     return None
@@ -343,7 +347,7 @@ def _bos(laid: Laid) -> Iterator[CheckLine]:
     """Check that the BOS token occurs at most once."""
     bos: Any = laid.conversation.tokenizer.bos_token_id
     ids = laid.conversation.prompt.tokens.tolist()
-    # If the template writes the BOS token and the tokenizer adds it too, the prompt has two.
+    # If the chat template writes BOS and the tokenizer adds BOS too, the prompt has BOS twice.
     if bos is not None and ids[:2] == [bos, bos]:
         line = f"token 1: {laid.show([bos])!r} twice; remove one from the template"
         yield CheckLine("first token", "failed", line)

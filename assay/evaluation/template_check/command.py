@@ -1,4 +1,4 @@
-"""Check the chat template of a model: how training tokenizes and masks a conversation."""
+"""Check the chat template of a model: show how training tokenizes and masks a conversation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = 88
 
 @dataclass(frozen=True)
 class TemplateCheck:
-    """The token rows of the conversation as training sees them, and the results of the checks."""
+    """The test conversation as training tokenizes it, and the results of the checks."""
 
     model: str
     rows: Sequence[TokenRow]
@@ -45,7 +45,7 @@ class TemplateCheck:
         }
 
     def styled(self) -> Iterator[tuple[str, Style]]:
-        """Yield the output as pieces of text, each piece with its terminal style."""
+        """Yield the output as pieces of text, each with its terminal style."""
         for row in self.rows:
             trained = sum(token.trained for token in row.tokens)
             yield f"{row.name}: {len(row.tokens)} tokens, {trained} trained on (+)\n", "bold"
@@ -63,15 +63,17 @@ class TemplateCheck:
 def check_template(
     model: str, *, overrides: Sequence[str] = (), trust_run: bool = False
 ) -> TemplateCheck:
-    """Tokenize and mask a conversation as training does, and check the result; loads no weights.
+    """Tokenize and mask a test conversation as training does, and check the result; loads no
+    weights.
 
-    model: a model folder, a hub name, a run, or a folder with a tokenizer alone. overrides:
-    settings as ``KEY=VALUE``, such as ``data.think=opened``. For a run, the settings are those of
-    the run's configuration. Raises ModelError without a tokenizer or a chat template.
+    model: a model folder, a hub name, a run, or a folder that has only a tokenizer. overrides:
+    settings in the form ``KEY=VALUE``, such as ``data.think=opened``. For a run, the settings are
+    those of the run's configuration. Raises ModelError for a model without a tokenizer or without a
+    chat template.
     """
     silence_transformers()
     config = sampling_config(model, (), {"overrides": overrides, "trust_run": trust_run})
-    # Weights are not loaded: the check must be fast for a model of any size.
+    # The weights are not loaded, so that the check is fast for a model of any size.
     source = _source(config.model)
     owner = _described(source)
     tokenizer = read_tokenizer(_tokenizer_source(config.model, source), owner)
@@ -93,7 +95,7 @@ def check_template(
 
 
 def _source(config: ModelConfig) -> ModelSource:
-    """Return the source of a model, or of a folder that holds a tokenizer alone."""
+    """Return the source of a model, or of a folder that has only a tokenizer."""
     folder = Path(config.path).expanduser()
     alone = ModelSource(str(folder.resolve()), trust_remote_code=config.trust_remote_code)
     is_alone = folder.is_dir() and not any(folder.glob("*.gguf")) and alone.has_tokenizer
@@ -115,16 +117,15 @@ def _described(source: ModelSource) -> Any:
     for kind in (AutoConfig, GenerationConfig):
         try:
             found.append(kind.from_pretrained(source.place, **source.options()))
-        # A missing model configuration is no error, because a folder with only a tokenizer can be
-        # checked, too.
+        # A folder with only a tokenizer can be checked, so a missing configuration is no error.
         except Exception:  # Transformers raises many types for a damaged or absent file
             found.append(None)
     return SimpleNamespace(config=found[0], generation_config=found[1])
 
 
 def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
-    """Yield lines of output; each line has adjacent tokens of one kind, and ``+`` marks trained
-    tokens."""
+    """Yield lines of output; each line has adjacent tokens of one kind, and the mark ``+`` for
+    trained tokens."""
     before: tuple[str, bool] | None = None
     width = WIDTH
     for token in tokens:
@@ -138,7 +139,7 @@ def _lines(tokens: Sequence[Token]) -> Iterator[tuple[str, Style]]:
         else:
             yield "|", "plain"
         yield text, STYLES[token.kind]
-        # Start a new output line after a line break in the text.
+        # A line break in the text starts a new line of output.
         width = WIDTH if token.text.endswith("\n") else width + len(text) + 1
         before = mark
     yield "\n", "plain"

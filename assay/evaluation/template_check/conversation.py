@@ -1,4 +1,5 @@
-"""The test conversation: a question, a tool call, its result, an answer and one more turn."""
+"""The test conversation: a question, a tool call, the tool's result, an answer and one more
+turn."""
 
 from __future__ import annotations
 
@@ -27,21 +28,22 @@ RESULT = "42"
 THOUGHTS = ("The calculator knows.", "It says forty-two.", "The order does not matter.")
 ANSWERS = ("The product is forty-two.", "It stays the same.")
 SECOND_QUESTION = "And 7 * 6?"
-# Message keys from which templates read reasoning: Qwen3 the first key, gpt-oss the last key.
+# Chat templates read reasoning from these keys: Qwen3 from the first, gpt-oss from the last.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-# Marker that no template writes, which locates a message's content in a rendered text.
+# Marker that no chat template writes, which locates a message's content in a rendered text.
 _MARK = "0Assay0"
 
 
 @dataclass(eq=False)
 class TemplateConversation:
-    """The test messages for one tokenizer, and their text under its chat template.
+    """The test messages for one tokenizer, and their text as its chat template renders it.
 
-    toolbox, renderer: objects that a run with the tool ``calculator`` has. bare: renderer that the
-    run would have without tools. prompt, bare_prompt: the first question, rendered with tools and
-    without tools. has_system: whether the template accepts a system message. thought_key: the
-    message key from which the template reads reasoning; "": the template reads none. result_role:
-    role of a message that holds a tool's result.
+    toolbox, renderer: the objects that a run with the tool ``calculator`` would have. bare:
+    renderer of a run
+    without tools. prompt, bare_prompt: the first question, rendered with and without
+    tools. has_system: whether the chat template accepts a system message. thought_key: message key
+    from which the chat template reads reasoning; "" if it reads none. result_role: role of the
+    message that contains a tool's result.
     """
 
     config: TrainConfig
@@ -58,9 +60,9 @@ class TemplateConversation:
     @classmethod
     def of(cls, config: TrainConfig, tokenizer: Any) -> TemplateConversation:
         """Open renderer and tool. Raises ModelError without a chat template, and DataError if the
-        template refuses a plain question."""
-        # A calculator replaces the user's tools, because these may need a network.
-        # For this check, only the format of the calls matters.
+        chat template refuses a plain question."""
+        # A calculator replaces the user's tools, which may need a network.
+        # The check depends only on the format of tool calls, not on the tool.
         only = {"names": (TOOL,), "environment": None}
         toolbox = open_tools(config.tools.model_copy(update=only), tokenizer, in_chat=True)
         assert toolbox is not None
@@ -93,7 +95,7 @@ class TemplateConversation:
             if THOUGHTS[0] in made.text([*messages, reply]):
                 made.thought_key = key
                 break
-        # Templates without tools refuse the role "tool", so tool results get the role "user".
+        # A chat template without tools refuses the role "tool", so a result gets the role "user".
         try:
             made.text(made.messages(False))
         except TemplateFailed:
@@ -102,24 +104,23 @@ class TemplateConversation:
 
     @property
     def in_template(self) -> bool:
-        """Whether the chat template itself writes tool calls and results."""
+        """Whether the chat template itself writes tool calls and their results."""
         return bool(self.toolbox.schemas)
 
     @property
     def is_inline(self) -> bool:
-        """Whether a tool's result follows the call inside the same reply."""
+        """Whether a tool's result follows the call within the same reply."""
         return self.toolbox.formatter.result is not None
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """Variants of the conversation: True has replies with reasoning, False has none."""
+        """Variants of the test conversation: True has replies with reasoning, False has none."""
         think = self.bare_prompt.think.mode
         return (False,) if think == "empty" else (True,) if think == "opened" else (False, True)
 
     @property
     def reasons(self) -> bool:
-        """Whether replies can have reasoning, according to the settings or the template's key for
-        reasoning."""
+        """Whether replies can have reasoning, according to the settings or the chat template."""
         return self.bare_prompt.think.thinks or bool(self.thought_key)
 
     @property
@@ -128,7 +129,7 @@ class TemplateConversation:
         return _asked(self.config, self.has_system)
 
     def messages(self, thinks: bool) -> list[dict[str, Any]]:
-        """Return the messages of the whole conversation. thinks: include each reply's reasoning."""
+        """Return all messages of the test conversation. thinks: include each reply's reasoning."""
         thoughts = self._thoughts if thinks else ("",) * 3
         replies = [self._calling(), *({"role": "assistant", "content": one} for one in ANSWERS)]
         replies = [self._thinking(*both) for both in zip(replies, thoughts, strict=True)]
@@ -139,20 +140,21 @@ class TemplateConversation:
             result = self.toolbox.formatter.result.replace("{result}", RESULT)
             whole = called["content"] + result + first["content"]
             return [*self.asked, {**called, "content": whole}, again, second]
-        # The call id has nine characters, because Mistral's templates accept no other length.
+        # The call id has nine characters, because Mistral's templates accept only this length.
         names = {"name": TOOL, "tool_call_id": "call00001"} if self.result_role == "tool" else {}
         result = {"role": self.result_role, "content": RESULT, **names}
         return [*self.asked, called, result, first, again, second]
 
     def answer(self, thinks: bool) -> dict[str, Any]:
-        """Return the first answer as a message. thinks: include the answer's reasoning."""
+        """Return the first answer as a chat message. thinks: include the answer's reasoning."""
         reply = {"role": "assistant", "content": ANSWERS[0]}
         return self._thinking(reply, THOUGHTS[1]) if thinks else reply
 
     def text(self, messages: Messages, prompted: bool = False, tools: bool = True) -> str:
-        """Render messages with the chat template. prompted: add the generation prompt.
+        """Render chat messages with the chat template. prompted: add the generation prompt.
 
-        tools: include the tool's schema, if the template writes schemas. Raises TemplateFailed.
+        tools: whether to include the tool's schema, if the chat template writes schemas. Raises
+        TemplateFailed.
         """
         switches = think_switches(self.config.data.think)
         renderer, schemas = (self.renderer, self.toolbox.schemas) if tools else (self.bare, ())
@@ -160,7 +162,8 @@ class TemplateConversation:
         return render_chat(self.tokenizer, turns, prompted, schemas, **switches)
 
     def replies(self, thinks: bool = False) -> list[tuple[str, int]]:
-        """Return (text, number of earlier messages) of each reply, as the policy writes the text.
+        """Return (text, number of earlier messages) for each reply, with the text as the policy
+        writes it.
 
         thinks: include the reply's reasoning.
         """
@@ -178,8 +181,8 @@ class TemplateConversation:
         """Return the tool call as the chat template writes it, or else in the configured format."""
         if not self.in_template:
             return self._calling()["content"]
-        # The template writes the same header before content and before a call.
-        # The call therefore begins where the rendered texts of the two messages first differ.
+        # The chat template writes the same header before content and before a tool call.
+        # A call begins where rendered messages with content and with a call first differ.
         called = self.text([*self.asked, self._calling()])
         marked = self.text([*self.asked, {"role": "assistant", "content": _MARK}])
         pairs = enumerate(zip(called, marked, strict=False))
@@ -187,10 +190,10 @@ class TemplateConversation:
         return self._before_end(called[start:]).strip()
 
     def _call_behind_thought(self) -> str:
-        """Return the first reply, with its reasoning before the call, as the template renders
-        reasoning and call.
+        """Return the first reply, in which the reasoning precedes the call, as the chat template
+        renders it.
 
-        Returns "" if the template omits the content of a message that has a call.
+        Returns "" if the chat template omits the content of a message that has a call.
         """
         if not self.in_template:
             return ""
@@ -205,7 +208,7 @@ class TemplateConversation:
         return thought + self._before_end(behind).rstrip() if found else ""
 
     def _before_end(self, text: str) -> str:
-        """Return a text up to the end token of a reply."""
+        """Return a text up to the end token of its reply."""
         end_id = self.renderer.end_id
         end = "" if end_id is None else str(self.tokenizer.convert_ids_to_tokens(end_id))
         return text.partition(end)[0] if end else text
@@ -222,10 +225,10 @@ class TemplateConversation:
 
     @property
     def _thoughts(self) -> tuple[str, str, str]:
-        """The reasoning before the call and each answer.
+        """The reasoning of each reply: before the call, and before each answer.
 
-        An inline call and the first answer share one reply, so the first answer has the reasoning
-        "".
+        A call within a reply and the first answer share one reply, so the first answer has the
+        reasoning "".
         """
         return (THOUGHTS[0], "", THOUGHTS[2]) if self.is_inline else THOUGHTS
 
@@ -235,7 +238,7 @@ class TemplateConversation:
         if self.thought_key and not self.is_inline:
             return {**reply, self.thought_key: thought}
         text = reply_text({"content": reply["content"], "reasoning": thought})
-        # Trailing space is removed, because the template writes a separator before calls itself.
+        # The template itself writes a separator before calls, so trailing space is removed.
         return {**reply, "content": text.rstrip() if "tool_calls" in reply else text}
 
 

@@ -1,6 +1,6 @@
-"""Tokenize and mask the conversation with training's own code: turn controller, slots, masks.
+"""Tokenize and mask the test conversation with training's own code: turn controller, slots, masks.
 
-This module does not encode or mask by itself, so a run trains on exactly the displayed tokens.
+This module has no own code to encode or mask, so a run trains on exactly the displayed tokens.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ LIMIT = 1 << 14
 class Token:
     """A token and its text.
 
-    kind: ``prompt``, ``sampled`` by the policy, or ``injected`` by a tool or an environment.
-    trained: whether the loss includes the token.
+    kind: origin of the token: ``prompt``, ``sampled`` by the policy, or ``injected`` by a tool or
+    an environment.
+    trained: whether the loss includes this token.
     """
 
     id: int
@@ -56,7 +57,9 @@ class Token:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A row as the learner receives it. tokens: prompt tokens, then completion tokens."""
+    """A row of tokens as the learner receives it. tokens: tokens of the prompt, followed by those
+    of the completion.
+    """
 
     name: str
     tokens: Sequence[Token]
@@ -67,7 +70,7 @@ class TokenRow:
         return [token.id for token in self.tokens]
 
     def ends(self, kind: Kind) -> list[int]:
-        """Return the index after the last token of each unbroken sequence of tokens of a kind."""
+        """Return the index after the last token of each unbroken sequence of tokens of one kind."""
         kinds = [token.kind for token in self.tokens]
         following = [*kinds[1:], ""]
         pairs = enumerate(zip(kinds, following, strict=True), 1)
@@ -79,10 +82,10 @@ class TokenRow:
 
 
 def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[int]) -> TokenRow:
-    """Build the RL row: replay the conversation with an engine slot and fixed replies.
+    """Build the RL row: replay the test conversation with an engine slot and fixed replies.
 
-    thinks: include reasoning in every reply. An environment asks the second question after the
-    turns with the tool.
+    thinks: whether every reply includes reasoning. An environment asks the second question after
+    the turns that use the tool.
     """
     problem = Problem("conversation", tuple(conversation.asked), source="conversation")
     prompt = conversation.prompt
@@ -92,8 +95,7 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
     )
     controller = first_of(tool, environment)
     completion = _played(conversation, problem, controller, thinks, eos_ids)
-    # GRPO needs at least two judged completions in a group, so the group has the same completion
-    # twice.
+    # GRPO needs two judged completions in a group, so the group has the same completion twice.
     group = Group(problem, prompt, (completion, completion))
     batch = pack([group], [[GOOD, BAD]])
     trained_T, _ = loss_masks(batch, algorithm("grpo"))
@@ -103,7 +105,7 @@ def rl_row(conversation: TemplateConversation, thinks: bool, eos_ids: Sequence[i
 
 
 def sft_row(conversation: TemplateConversation, thinks: bool) -> TokenRow:
-    """Build a supervised row from the first question and answer. thinks: with reasoning."""
+    """Build the SFT row from the first question and its answer. thinks: with reasoning."""
     thought = {"reasoning_content": THOUGHTS[1]} if thinks else {}
     answer = {"role": "assistant", "content": ANSWERS[0], **thought}
     trace = read_trace({"messages": [*conversation.asked, answer]}, "conversation", "conversation")
@@ -116,7 +118,7 @@ def sft_row(conversation: TemplateConversation, thinks: bool) -> TokenRow:
 
 
 class _SecondQuestion:
-    """Environment that asks the second question after the first turn without a call."""
+    """Environment that asks the second question after the first turn without a tool call."""
 
     def __init__(self) -> None:
         self.has_asked = False
@@ -153,11 +155,10 @@ def _played(
                 slots.wake()
                 slots.ask(0, ends=token in eos_ids)
             if slots.injected[0]:
-                # The tool's result follows the call, before the rest of the planned reply.
+                # The tool's result follows the call, before the rest of the reply.
                 break
         while slots.injected[0]:
-            # The passed token id does not matter, because the slot replaces it by the injected
-            # token.
+            # The slot replaces the passed token id by the injected token, so any id may be passed.
             _record(slots, 0)
             slots.ask(0)
     rows = slots.rows(0)
@@ -185,7 +186,7 @@ def _row(
     kinds: Sequence[Kind],
     trained: Sequence[bool],
 ) -> TokenRow:
-    """Return the first row of a batch, which begins with the tokens of the prompt."""
+    """Return the first row of a batch, which begins with the prompt's tokens."""
     show: Callable[[int], str] = lambda id: str(  # noqa: E731
         conversation.tokenizer.decode([id], clean_up_tokenization_spaces=False)
     )

@@ -1,4 +1,4 @@
-"""Choose the answer of a search among the search's completions."""
+"""Choose the answer of a search from the completions that the search sampled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ VOTES: Mapping[str, Weigh] = {
 
 
 def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[Node]:
-    """Choose the completion whose answer each search of a method gives.
+    """For each search of a method, choose the completion that gives the answer.
 
-    In a tie, the completion that was drawn first is chosen. The completions must already have
-    verdicts, which hold the extracted answers. The verifier decides which answers count as equal. A
-    vote has the weight 1 (Wang et al., 2023, arXiv:2203.11171) or the completion's score (Li et
-    al., 2023, arXiv:2206.02336). Without any extracted answer, the first completion is chosen.
+    In a tie, the completion that was sampled first is chosen. The completions must already have
+    verdicts, because verdicts contain the extracted answers. The verifier decides which extracted
+    answers count as equal. A completion's vote has the weight 1 (Wang et al., 2023,
+    arXiv:2203.11171) or the completion's score (Li et al., 2023, arXiv:2206.02336). If no answer
+    could be extracted, the first completion is chosen.
     """
     weigh = VOTES.get(method)
     if weigh is None:
@@ -42,10 +43,10 @@ def choose(method: str, searches: Sequence[Search], verifiers: Judge) -> list[No
 
 
 def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mapping[str, str]) -> int:
-    """Return the index of the first completion whose answer has the most votes.
+    """Return the index of the first completion that gives the answer with the most votes.
 
-    names: maps answers to a representative of equal answers; answers without an entry are compared
-        as text.
+    names: map from an answer to a representative of equal answers; answers without an entry are
+        compared as text.
     """
     said = {
         n: names.get(one.extracted, one.extracted)
@@ -60,8 +61,7 @@ def elected(verdicts: Sequence[Verdict], weights: Sequence[float], names: Mappin
 
 
 def _reward(node: Node) -> float:
-    # An unjudged completion ranks below every judged completion, so it wins only if no completion
-    # was judged.
+    # An unjudged completion ranks last, so it wins only if no completion was judged.
     return -inf if node.reward is None else node.reward
 
 

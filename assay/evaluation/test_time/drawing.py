@@ -1,4 +1,4 @@
-"""Sample the nodes that searches request, in one generator call for the searches of all
+"""Sample the nodes that searches request, with one generator call for the searches of all
 problems."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Asking = Yields[Sequence[Draw], None, None]
 
 @dataclass(frozen=True)
 class Drawer:
-    """Samples children of nodes and scores them.
+    """Samples children of search-tree nodes, and scores them.
 
-    sampling: sampling settings of whole completions. step: text that ends a step. block: number of
-    siblings that one generator call draws after a shared prefix. The random numbers of a draw
+    sampling: sampling settings for whole completions. step: text that ends a reasoning step. block:
+    number of children of a node that one generator call samples. The random numbers of a child
     depend on the problem, the node and the index of the block. scorer: function that scores the
-    drawn nodes; None: nodes have no scores.
+    sampled nodes; None means that nodes have no scores.
     """
 
     generator: Generator
@@ -36,8 +36,10 @@ class Drawer:
     scorer: Judge | None = None
 
     def run(self, searches: Sequence[Asking]) -> None:
-        """Advance all searches together, one request per search at a time, until all have ended."""
-        # The requests of all searches go into one call, which fills the slots of the engine.
+        """Advance all searches together until all have ended; each search has one open request at a
+        time.
+        """
+        # One generator call samples the requests of all searches, which fills the engine's slots.
         asking = [(one, asked) for one in searches if (asked := next(one, None)) is not None]
         while asking:
             self.draw([each for _, asked in asking for each in asked])
@@ -56,8 +58,8 @@ class Drawer:
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
         """Sample children of nodes in whole blocks; return the new nodes."""
-        # Draws are made in whole blocks, so that the n-th child of a node is the same for all
-        # methods and budgets.
+        # Whole blocks are sampled, because the n-th child of a node then never changes.
+        # All methods and budgets therefore see the same children.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)
@@ -73,22 +75,22 @@ class Drawer:
         ]
 
     def _sampling(self, kind: Kind, nodes: Sequence[Node]) -> SamplingConfig:
-        """Return the sampling settings for a kind of draw.
+        """Return the sampling settings for one type of request.
 
         The token limit suits the node with the fewest tokens; children of longer nodes are cut
-        later.
+        afterwards.
         """
         shortest = min(len(node.tokens) for node in nodes)
         changes: dict[str, object] = {"max_tokens": self.limits.longest - shortest}
         if kind in STEPS:
-            # A step ends with its separator, so the separator is a stop string.
+            # A reasoning step ends with its separator, so the separator is a stop string.
             changes["stop"] = (*self.sampling.stop, self.step)
         if kind.startswith("greedy"):
             changes["temperature"] = 0.0
         return self.sampling.model_copy(update=changes)
 
     def _score(self, nodes: Sequence[Node]) -> None:
-        """Score the nodes. A node that is not judged has no score."""
+        """Score the nodes. A node that was not judged has no score."""
         if self.scorer is None:
             return
         for node, verdict in judged(self.scorer, nodes, by_row=False):
@@ -96,9 +98,9 @@ class Drawer:
 
 
 def judged(judge: Judge, nodes: Sequence[Node], by_row: bool = True) -> list[tuple[Node, Verdict]]:
-    """Return nodes with their verdicts. Nodes of one problem form one group.
+    """Return nodes with their verdicts. The nodes of one problem form one group for the verifier.
 
-    by_row: judge with the verifier that the row names, if any.
+    by_row: whether to judge with the verifier that a row names, if any.
     """
     of_problem: dict[str, list[Node]] = defaultdict(list)
     for node in nodes:

@@ -25,11 +25,11 @@ Key = tuple[str, int | None]
 
 @dataclass
 class _Tally:
-    """One row of the printed table: the results of one method at one budget.
+    """Row of the printed table: the results of one search method at one budget.
 
-    rights: for each problem id, 1.0 or 0.0 (right or wrong), or a share; None if not judged. costs:
-    for each problem, the number of sampled tokens and of whole completions. scores: the scorer's
-    value of each problem's answer.
+    rights: by problem id, 1.0 (right), 0.0 (wrong) or a share; None if not judged. costs: number of
+    sampled tokens and of whole completions for each problem. scores: value that the scorer gives
+    each problem's answer.
     """
 
     rights: dict[str, float | None] = field(default_factory=dict[str, float | None])
@@ -46,9 +46,9 @@ class _Tally:
 
 @dataclass
 class Searching:
-    """The function runs every method with every budget on the same problems.
+    """Run every search method with every budget on the same problems.
 
-    file: JSONL output with a row for each whole completion; None: no output.
+    file: JSONL output with a row for each whole completion; None means no output.
     """
 
     drawer: Drawer
@@ -60,7 +60,7 @@ class Searching:
     _tallies: dict[Key, _Tally] = field(default_factory=lambda: defaultdict[Key, _Tally](_Tally))
 
     def run(self, problems: Sequence[Problem], render: Callable[[Problem], Prompt]) -> None:
-        """Search for the answer of each problem, in batches that fit in memory."""
+        """Search for the answers of the problems, in batches that fit in memory."""
         for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
             last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
             part = [problems[n] for n in range(first, last)]
@@ -68,7 +68,9 @@ class Searching:
         self.drawer.generator.sleep()
 
     def rows(self) -> list[SearchRow]:
-        """After the rows ``greedy`` and ``one_sample``, return a row for each method and budget."""
+        """Return the rows ``greedy`` and ``one_sample``, then a row for each search method and
+        budget.
+        """
         base = self._row((BASE, None), None)
         named = [*self.methods, ORACLE]
         keys: list[Key] = [(name, budget) for budget in self.budgets for name in named]
@@ -98,9 +100,9 @@ class Searching:
             self._add_base(one)
 
     def _searched(self, roots: Sequence[Node]) -> dict[tuple[str, int], list[Search]]:
-        """Run the searches of all methods, and plain sampling, with shared generator calls."""
+        """Run the searches of all methods, and plain sampling, in shared generator calls."""
         longest = self.drawer.limits.longest
-        # Plain sampling always runs: the baseline and the oracle are computed from plain samples.
+        # Plain sampling always runs, because the baseline and the oracle need plain samples.
         found = {
             (method, budget): [Search(root, budget, longest, self.shape) for root in roots]
             for method in dict.fromkeys([PLAIN, *map(_drawn_as, self.methods)])
@@ -125,13 +127,12 @@ class Searching:
         tally.add(search.root, max(known, default=None), cost, None)
 
     def _add_base(self, search: Search) -> None:
-        """Add the two baselines: greedy decoding and one sample.
+        """Add the results of two baselines: greedy decoding and one sample.
 
-        The baseline ``one_sample`` is the mean over the plain samples that the budget covers even
-        at maximum length.
+        The baseline ``one_sample`` is the mean over the plain samples that the budget allows even
+        if every sample has maximum length.
         """
-        # Additional samples exist only if earlier samples were short, so using them would bias the
-        # mean.
+        # Further samples exist only if earlier samples were short, so they would bias the mean.
         first = search.found[: search.budget // search.longest]
         known = [right for one in first if (right := _right(one)) is not None]
         scores = [one.reward for one in first if one.reward is not None]

@@ -1,7 +1,7 @@
-"""Search methods. Each method spends a budget of tokens on one problem.
+"""Search methods. Each search method spends a budget of tokens on one problem.
 
-A method is a Python generator: the method yields requests for draws, and reads the drawn children
-when it continues.
+A search method is a Python generator: it yields requests for children, and reads the sampled
+children when it continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Found = Generator[Sequence[Draw], None, list[list[Node]]]
 class Shape:
     """Shape of a tree.
 
-    expand: children per node. ahead: number of greedy steps that are sampled after a prefix before
-    the prefix is scored. exploration: constant of PUCT.
+    expand: children per node. ahead: number of steps that are sampled greedily after a prefix
+    before the prefix is scored. exploration: constant of PUCT.
     """
 
     expand: int = 4
@@ -33,12 +33,12 @@ class Shape:
 
 @dataclass(eq=False)
 class Search:
-    """State of one method on one problem with one budget.
+    """State of one search method on one problem with one budget.
 
-    longest: maximum length of a completion, which is at most ``budget``. found: whole completions,
-    in the order in which they were drawn. spent: number of tokens that the policy sampled for this
-    search; a prefix of several completions counts once. visits, values: visit counts and summed
-    scores of the nodes, for tree search.
+    longest: maximum length of a completion in tokens, which is at most ``budget``. found: whole
+    completions in the order in which they were sampled. spent: number of tokens that the policy
+    sampled for this search; a prefix that several completions share counts once. visits, values:
+    visit counts and summed scores of the nodes, for Monte-Carlo tree search.
     """
 
     root: Node
@@ -52,21 +52,22 @@ class Search:
     _taken: Counter[tuple[Node, Kind]] = field(default_factory=Counter[tuple[Node, Kind]])
 
     def affords(self, open_nodes: Iterable[Node], reserves: bool = False) -> int:
-        """Return how many draws of maximum length from these nodes the budget allows.
+        """Return how many continuations of these nodes, of maximum length, the budget allows.
 
-        reserves: reserve the tokens of one whole completion until a whole completion is found.
+        reserves: whether to reserve the tokens of one whole completion until a whole completion is
+        found.
         """
-        # A draw may reach the maximum completion length, so the budget must cover that length.
+        # A continuation may reach the maximum length, so the budget must cover this length.
         room = self.longest - min(len(node.tokens) for node in open_nodes)
         kept = self.longest if reserves and not self.found else 0
         return max(0, (self.budget - self.spent - kept) // room)
 
     def draw(self, asked: Sequence[tuple[Node, int]], kind: Kind = "step") -> Found:
-        """Sample new children of each node and charge their tokens to the search; return one list
+        """Sample new children of each node, and charge their tokens to the search; return one list
         per node."""
         draws: list[Draw] = []
         for node, count in asked:
-            # Each search numbers its draws of a node from 0, so all searches share the children.
+            # Each search numbers the children of a node from 0, so all searches share the children.
             draws.append(Draw(node, kind, self._taken[node, kind], count))
             self._taken[node, kind] += count
         yield draws
@@ -79,18 +80,19 @@ class Search:
 
 
 def sampled(search: Search) -> Asking:
-    """Sample whole completions until the token budget is spent."""
+    """Sample whole completions until the budget of tokens is spent."""
     while count := search.affords([search.root]):
         yield from search.draw([(search.root, count)], "whole")
 
 
 def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
-    """Beam search: keep the best prefixes at each step; start again while budget is left.
+    """Beam search: keep the best prefixes at each step, and start again while budget is left.
 
-    If the budget allows ``paths`` whole completions, ``paths / expand`` prefixes are kept (Snell et
-    al., 2024, arXiv:2408.03314, section 5.1). apart: grow one tree per kept prefix, and keep only
-    the best prefix of each tree (diverse verifier tree search, Beeching et al., 2024). ahead: rank
-    a prefix by the score that it has after further greedy steps.
+    If the budget allows ``paths`` whole completions, the search keeps ``paths / expand`` prefixes
+    (Snell et al., 2024, arXiv:2408.03314, section 5.1). apart: whether each kept prefix grows its
+    own tree, of which only the best prefix is kept (diverse verifier tree search, Beeching et al.,
+    2024).
+    ahead: number of further greedy steps after which a prefix is scored.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):
@@ -103,8 +105,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             room = search.affords(nodes, ahead)
             if not room:
                 break
-            # Near the end of the budget, nodes get fewer children, and the last nodes get no
-            # children.
+            # Near the end of the budget, nodes get fewer children, and the last nodes none.
             asked = [(node, min(count, max(1, room // len(nodes)))) for node in nodes[:room]]
             found = iter((yield from search.draw(asked)))
             children = [
@@ -115,7 +116,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
             }
             if ahead:
                 values = yield from _ahead(search, list(values))
-            # sorted() is stable, so of two equal draws the earlier draw wins.
+            # sorted() is stable, so of two equally good prefixes the earlier prefix wins.
             ranked = [sorted(each, key=partial(_value, values), reverse=True) for each in children]
             trees = [[child for child in each[:kept] if not child.finished] for each in ranked]
             count = expand
@@ -128,10 +129,11 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
 def mcts(search: Search) -> Asking:
     """Monte-Carlo tree search with PUCT (Silver et al., 2017).
 
-    A node's value is the mean score of its descendants. A node's prior is the probability of its
-    step, relative to its siblings. Expanding a leaf draws some steps, whose scores are backed up to
-    the root. The search does not visit nodes again that are whole completions. If no node can be
-    expanded, more children of the root are drawn.
+    In the tree search, the value of a node is the mean score of its descendants. The prior of a
+    node is the probability of its step, relative to the other children of its parent. Expanding a
+    leaf samples a few steps, whose scores are added to all nodes up to the root. The tree search
+    does not visit nodes again that are whole completions. If no node can be expanded, the tree
+    search samples more children of the root.
     """
     below: dict[Node, list[Node]] = {}
     closed: set[Node] = set()
@@ -139,15 +141,14 @@ def mcts(search: Search) -> Asking:
     while room := search.affords([leaf], reserves=True):
         ((*drawn,),) = yield from search.draw([(leaf, min(search.shape.expand, room))])
         known = below.setdefault(leaf, [])
-        # Equal steps are merged into one node, because two nodes would divide the step's prior.
+        # Children with equal steps are merged: two nodes would divide the prior of the step.
         new = _distinct([*known, *drawn])[len(known) :]
         known += new
         for child in new:
             for node in (*child.lineage(), search.root):
                 search.visits[node] += 1
                 search.values[node] += child.score or 0.0
-        # A finished completion cannot be expanded, and visits that cost no tokens would loop
-        # forever.
+        # Visits of a finished completion cost no tokens, so they could loop forever.
         closed.update(child for child in new if child.finished)
         for node in leaf.lineage():
             if all(child in closed for child in below[node]):
@@ -159,7 +160,7 @@ def mcts(search: Search) -> Asking:
 
 
 def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -> Node:
-    """Return the node to expand, following the largest upper bound from the root."""
+    """Return the node to expand, following the largest upper bound from the root on."""
     node = search.root
     while node in below:
         # The maximum is subtracted before exp(), because exp() underflows to 0 for a long step.
@@ -167,8 +168,7 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
         total = sum(exp(child.logprob - best) for child in below[node])
         spread = search.shape.exploration * sqrt(search.visits[node])
 
-        # The loop variables are parameter defaults, because a closure would read the variables'
-        # later values.
+        # Parameter defaults store the loop variables, whose later values a closure would read.
         def bound(
             child: Node, total: float = total, spread: float = spread, top: float = best
         ) -> float:
@@ -185,7 +185,7 @@ def _leaf(search: Search, below: Mapping[Node, list[Node]], closed: set[Node]) -
 def _ahead(
     search: Search, nodes: Sequence[Node]
 ) -> Generator[Sequence[Draw], None, dict[Node, float | None]]:
-    """Return the score that each node has after its greedy lookahead steps."""
+    """Return the score that each node has after further greedy steps."""
     tips = {node: node for node in nodes}
     for _ in range(search.shape.ahead):
         going = [node for node in nodes if not tips[node].finished]
@@ -195,7 +195,7 @@ def _ahead(
 
 
 def _distinct(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes in order; among nodes with equal tokens, only the first."""
+    """Return the nodes in order; of several nodes with equal tokens, only the first is returned."""
     found: dict[bytes, Node] = {}
     for node in nodes:
         found.setdefault(node.tokens.tobytes(), node)

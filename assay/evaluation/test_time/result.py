@@ -19,14 +19,14 @@ BASE = "one_sample"
 class SearchRow:
     """One method with one budget.
 
-    budget: number of tokens per problem; None for a method without a budget. accuracy: share of
-    problems whose answer passed. stderr: standard error over problems. gain, gain_stderr:
-    difference in accuracy from the row ``one_sample``, paired by problem, and its standard error.
-    tokens,
-    completions: mean tokens drawn and mean number of whole completions per problem. score: mean of
-    the scorer's value over the answers; None without a scorer. by_problem: 1.0 (right), 0.0
-    (wrong), or a share over several completions, by problem id. num_not_judged: number of problems
-    left out because their answer was not judged.
+    budget: number of tokens per problem; None for a baseline without a budget. accuracy: share of
+    the judged problems whose answer passed. stderr: standard error over problems. gain,
+    gain_stderr: difference in accuracy from the baseline ``one_sample``, paired by problem, and its
+    standard error.
+    tokens, completions: mean number of sampled tokens and of whole completions per problem. score:
+    mean value that the scorer gives the answers; None without a scorer. by_problem: by problem id,
+    1.0 (right), 0.0 (wrong), or a share over several completions. num_not_judged: number of
+    problems that are excluded because their answer was not judged.
     """
 
     method: str
@@ -51,15 +51,15 @@ class SearchRow:
         scores: Sequence[float | None],
         base: Mapping[str, float] | None = None,
     ) -> SearchRow:
-        """Build a result row from one answer per problem.
+        """Compute a result row from one answer per problem.
 
-        rights: for each problem id, 1.0 (right), 0.0 (wrong), or a share; None if not judged.
-        costs: for each problem, the number of sampled tokens and of whole completions. scores: the
-        scorer's value of each answer.
+        rights: by problem id, 1.0 (right), 0.0 (wrong) or a share; None if not judged.
+        costs: number of sampled tokens and of whole completions for each problem. scores: value
+        that the scorer gives each answer.
         base: `by_problem` of one sample.
         """
         known = {id: right for id, right in rights.items() if right is not None}
-        # The gain is paired by problem, which removes differences in difficulty from its error.
+        # Pairing by problem removes differences in difficulty from the gain's standard error.
         gains = Paired.of(base or {}, known, known).differences
         scored = [score for score in scores if score is not None]
         return cls(
@@ -77,12 +77,12 @@ class SearchRow:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON, without results of single problems."""
+        """Return the result as plain values for JSON, without the results of single problems."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "by_problem"}
 
     @property
     def cells(self) -> list[str]:
-        """The formatted values of the row, in the order of the table's columns."""
+        """The formatted values of the result row, in the order of the table's columns."""
         count = len(self.by_problem)
         accuracy = gain = "not judged"
         if self.accuracy is not None:
@@ -97,12 +97,13 @@ class SearchRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Results of every method and budget on the same problems, with the baseline.
+    """Results of every search method and budget on the same problems, and of the baselines.
 
-    rows: first ``greedy`` and ``one_sample``; then for each budget the methods and ``oracle``, the
-    share of problems for which any plain sample passes (pass@n). longest: maximum length of a
-    completion in tokens. step: text that ends a step. out: the file with the sampled trees, if one
-    was requested.
+    rows: first ``greedy`` and ``one_sample``; then, for each budget, the search methods and
+    ``oracle`` (pass@n, the share of problems for which any plain sample passes). longest: maximum
+    length of a
+    completion in tokens. step: text that ends a reasoning step. out: file with the sampled trees;
+    None if no file was requested.
     """
 
     model: str
@@ -116,7 +117,8 @@ class SearchResult:
     out: str | None = None
 
     def row(self, method: str, budget: int | None = None) -> SearchRow:
-        """Return the result row of a method at a budget. Raises KeyError without this row."""
+        """Return the result row of a search method at a budget. Raises KeyError without this
+        row."""
         return {(one.method, one.budget): one for one in self.rows}[method, budget]
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,5 +145,5 @@ class SearchResult:
             lines.append(f"trees: {self.out}")
         return lined(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__

@@ -1,4 +1,4 @@
-"""The scorer that guides a search: a verifier, or a reward model named by its run or folder."""
+"""The scorer that guides a search: a verifier, or a reward model given by its run or folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SCORERS = "a run of [reward_model], a reward model's folder, or a verifier such 
 class Scorer:
     """Scores completions.
 
-    scores_beginnings: whether scores of partial completions are meaningful. split: step separator
-    of a process reward model; None for all other scorers.
+    scores_beginnings: whether the scorer gives meaningful scores to partial completions. split:
+    step separator of a process reward model; None for any other scorer.
     """
 
     name: str
@@ -38,15 +38,16 @@ class Scorer:
     split: str | None = None
 
     def check_problem(self, problem: Problem) -> None:
-        """Raise VerifierError if a problem lacks fields that the scorer reads."""
+        """Raise VerifierError if a problem lacks a field that the scorer reads."""
         self.service.check_problem(replace(problem, verifier=None))
 
 
 def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitStack) -> Scorer:
-    """Load the named scorer, so that errors occur before sampling. ``stack`` closes it.
+    """Load the scorer with a name before sampling, so that its errors occur early. ``stack`` closes
+    it.
 
-    reduce: how a process reward model combines step scores; None: the model's own setting. Raises
-    VerifierError, RunError or ConfigError.
+    reduce: how a process reward model combines the scores of steps; None means the model's own
+    setting. Raises VerifierError, RunError or ConfigError.
     """
     if reduce is not None and reduce not in REDUCE:
         remedy = did_you_mean(reduce, REDUCE)
@@ -67,8 +68,7 @@ def open_scorer(name: str, reduce: str | None, config: TrainConfig, stack: ExitS
             )
         options.setdefault(learned, {})["reduce"] = reduce
     settings = config.verification.model_copy(update={"options": options})
-    # One scorer scores all rows, whatever their tags, because scores of several scorers could not
-    # be compared.
+    # Scores of different scorers are not comparable, so one scorer scores rows of all tags.
     data = config.data.model_copy(update={"verifier": expression, "verifier_by_tag": {}})
     changed = config.model_copy(update={"verification": settings, "data": data})
     service = open_verifiers(changed, stack)
@@ -95,12 +95,12 @@ def _terms_of(expression: str) -> list[str]:
 
 
 def _kind_of(folder: str, name: str) -> str:
-    """Return the verifier name for a reward model's folder. Raises VerifierError."""
+    """Return the verifier name for the folder of a reward model. Raises VerifierError."""
     place = Path(folder).expanduser()
     facts: dict[str, Any] = read_json(place / FACTS_FILE) or {}
     if facts.get("verifier") in (OUTCOME, PROCESS):
         return facts["verifier"]
-    # A model not trained by Assay has no facts file: its architecture shows the kind of its head.
+    # Without a facts file from Assay, the model's architecture shows the kind of its head.
     named = (read_json(place / "config.json") or {}).get("architectures")
     architectures = named if named and isinstance(named, list) else ["no model"]
     for end, verifier in _HEADS.items():

@@ -1,4 +1,4 @@
-"""``assay search``: answer problems by search, and measure accuracy per generated token."""
+"""``assay search``: answer problems by search, and measure the accuracy per generated token."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def search(
     quiet: bool = False,
     **options: Unpack[SamplingOptions],
 ) -> SearchResult:
-    """Answer problems by search at test time; measure each method at equal generated tokens.
+    """Answer problems by search at test time; compare the methods at equal numbers of generated
+    tokens.
 
         found = assay.search(
             "runs/first@best", "heldout.jsonl", "beam", budgets=[512, 2048], scorer="runs/process"
@@ -74,26 +75,27 @@ def search(
         found.row("beam", 2048).accuracy, found.row("beam", 2048).stderr
 
     methods: ``best_of_n``, ``self_consistency``, ``weighted_vote``, ``beam``, ``dvts``,
-    ``lookahead``, ``mcts`` (docs/search.md). budgets: tokens per problem; a search starts a
-    completion only if its maximum length fits the budget. scorer: a run of ``[reward_model]``, a
-    reward model's folder, or a verifier; ``self_consistency`` needs none. step: text that ends a
-    step, or ``newline`` or ``blank_line``; None: the process model's separator, or a newline.
-    expand: children per tree node. ahead: lookahead steps of ``lookahead``. exploration: the
-    exploration constant of ``mcts`` (PUCT). reduce: ``min``, ``product``, ``last`` or ``mean`` of a
-    process model's step scores; None: the model's setting. out: a JSONL file for all completions
-    with their steps.
+    ``lookahead``, ``mcts`` (docs/search.md). budgets: numbers of tokens per problem; a search
+    starts a completion only if the budget covers its maximum length. scorer: a run of
+    ``[reward_model]``, a reward model's folder, or a verifier; ``self_consistency`` needs none.
+    step: text that ends a reasoning step, or ``newline`` or ``blank_line``; None means the process
+    reward model's separator, or else a newline.
+    expand: children per tree node. ahead: lookahead steps of ``lookahead``. exploration:
+    exploration constant of ``mcts`` in the PUCT formula. reduce: ``min``, ``product``, ``last`` or
+    ``mean`` of the step scores of a process reward model; None means the model's setting. out:
+    JSONL file to which all completions and their steps are written.
 
-    All other parameters are those of `evaluate`. Raises UserError for invalid input.
+    All other parameters of `search` are those of `evaluate`. Raises UserError for invalid input.
     """
     sizes = sorted({budgets} if isinstance(budgets, int) else {*budgets})
     asked = _Asked(_methods(methods), sizes, _shape(expand, ahead, exploration), scorer, reduce)
-    # Every method samples several children of a node, and greedy children would all be equal.
+    # Every method samples several children of a node, and greedy children would be equal.
     configuration.check_siblings(2, temperature)
     if out is not None:
         check_output(Path(out))
     with ExitStack() as stack:
         config = sampling_config(str(model), list(map(str, as_sources(problems))), options)
-        # Tools are removed: a search samples single steps, and a tool's result belongs to no step.
+        # A search samples single steps, and a tool's result belongs to no step: tools are removed.
         config = config.model_copy(update={"tools": configuration.ToolsConfig()})
         sampling = configuration.at_temperature(config.sampling, temperature)
         with show_startup(quiet):
@@ -124,7 +126,7 @@ def search(
 
 @dataclass(frozen=True)
 class _Asked:
-    """A search's methods, budgets, tree shape and scorer."""
+    """Methods, budgets, tree shape and scorer of a search."""
 
     methods: Sequence[str]
     budgets: Sequence[int]
@@ -141,7 +143,8 @@ def _open(
     limit: int | None,
     stack: ExitStack,
 ) -> tuple[SamplingSession, Scorer | None, Sequence[Problem]]:
-    """Open verifier and scorer, check that both support the problems, then load the model."""
+    """Open the verifier and the scorer, check that both support the problems, then load the
+    model."""
     check_sampling(config)
     if config.server.url is not None:
         found, accepted = (
@@ -150,7 +153,7 @@ def _open(
         )
         raise ConfigError(message("server.url", found, accepted, "leave --server out"))
     _check_budgets(asked.budgets, sampling.max_tokens)
-    # Here only the default effort can be checked, because the rows are not read yet.
+    # The rows are not read yet, so only the default effort can be checked here.
     _check_no_injection(asked.methods, sampling, [None])
     verifiers = open_verifiers(config, stack, actors=True)
     scorer = _open_scorer(asked, config, stack)
@@ -172,7 +175,7 @@ def _open(
 def _check_no_injection(
     methods: Sequence[str], sampling: SamplingConfig, efforts: Iterable[str | None]
 ) -> None:
-    """Raise ConfigError for a thinking budget if a method samples single steps."""
+    """Raise ConfigError for a thinking budget, if a method samples single reasoning steps."""
     trees = [name for name in methods if name not in SAMPLED]
     if trees and any(map(sampling.controls_thinking, efforts)):
         found, accepted = "a thinking budget", "none: a tree samples single steps"
@@ -201,7 +204,7 @@ def _shape(expand: int, ahead: int, exploration: float) -> Shape:
 
 
 def _check_budgets(budgets: Sequence[int], longest: int) -> None:
-    """Raise ConfigError for a token budget below the length of one completion."""
+    """Raise ConfigError for a token budget that is below the length of one completion."""
     for budget in budgets:
         if budget < longest:
             found = f"{budget}, less than one completion of {longest} tokens"
@@ -240,7 +243,9 @@ def _drawer(
     shape: Shape,
     scorer: Scorer | None,
 ) -> Drawer:
-    """Create the drawer of a model, and let the generator also render prompts with a prefix."""
+    """Create the object that samples nodes with a model; the generator then also renders prompts
+    with a prefix.
+    """
     session.generator.render = PrefixRenderer(session.renderer)
     tokenizer = session.tokenizer
 

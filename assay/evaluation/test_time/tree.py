@@ -1,7 +1,8 @@
-"""The tree of a problem: prefixes of completions, and their drawn continuations.
+"""The search tree of a problem: nodes are prefixes of completions, and children their
+continuations.
 
-All methods and budgets share the tree of a problem. A child depends only on its parent and on the
-index of the draw, so two searches that reach the same node see the same children.
+All search methods and budgets share the tree of a problem. A child depends only on its parent and
+on its index, so two searches that reach a node see the same children.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ STEPS: tuple[Kind, ...] = ("step", "greedy_step")
 
 @dataclass(frozen=True)
 class StepLimits:
-    """Limits of completions: maximum tokens and stop strings. ``decode`` turns tokens to text."""
+    """Limits of completions in a search: maximum number of tokens, and stop strings. ``decode``
+    turns tokens to text.
+    """
 
     longest: int
     stop: tuple[str, ...]
     decode: Callable[[Tokens], str]
 
     def goes_on(self, kind: Kind, text: str) -> bool:
-        """Whether a text that ended at a stop string is a reasoning step, after which sampling
+        """Whether a text that ended at a stop string is a reasoning step, so that sampling
         continues."""
         # A stop string may begin in one step and end in the next, so the whole text is searched.
         return kind in STEPS and not any(stop in text for stop in self.stop)
@@ -40,13 +43,15 @@ class StepLimits:
 class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
-    path: indices of the draws on the way from the root. Random numbers are keyed by the problem and
-    the path. own: tokens of this node, which follow the tokens of the parent. cost: number of own
-    tokens that the policy sampled, without injected tokens. logprob: log-probability of the node's
-    own tokens under the sampling distribution. finish_reason: reason why the completion ended; None
-    if the completion can continue. score, reward: results of the scorer; None without a scorer, or
-    if the scorer did not judge the node. verdict: the verifier's verdict, only for a whole
-    completion.
+    path: indices of the children on the way from the root to this node. The random numbers of a
+    node are keyed by
+    the problem and the path. own: tokens of this node alone, which follow the tokens of its parent.
+    cost: number of this node's own tokens that the policy sampled, without injected tokens.
+    logprob: log-probability of the node's own tokens under the sampling distribution.
+    finish_reason: reason why the completion ended; None
+    if sampling can continue. score, reward: results of the scorer for this node; None without a
+    scorer, or if the scorer did not judge it. verdict: verdict of the verifier, if the node is a
+    whole completion.
     """
 
     problem: Problem
@@ -71,36 +76,38 @@ class Node:
 
     @property
     def problem_to_draw(self) -> Problem:
-        """A problem whose completions continue from this node; its id includes the node's path."""
+        """The problem whose completions continue from this node; its id includes the node's
+        path."""
         if not self.path:
             return replace(self.problem, draw=0)
-        # The problem's id seeds the sampling, so every node has its own random numbers.
+        # The problem's id seeds the sampling, so the id gives every node its own random numbers.
         spec = {**self.problem.spec, PREFIX: self.tokens}
         return replace(self.problem, id=f"{self.problem.id}|{self.path}", spec=spec, draw=0)
 
     def lineage(self) -> Iterator[Node]:
-        """Yield the node and all its ancestors, nearest first, without the root."""
+        """Yield this node and all its ancestors, nearest first, without the root."""
         node: Node | None = self
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
 
     def add(self, kind: Kind, completion: Completion, limits: StepLimits) -> Node:
-        """Add a drawn continuation as the next child of a kind, cut to the longest completion."""
+        """Add a sampled continuation as the next child, and cut it at the maximum completion
+        length.
+        """
         room = limits.longest - len(self.tokens)
-        # One generator call draws children of short and long nodes, so a child may exceed the
-        # maximum length.
+        # One generator call samples for short and long nodes: a child may exceed the maximum.
         own = completion.tokens[:room]
         tokens = np.concatenate([self.tokens, own]).astype(np.int32)
         reason: FinishReason | None = completion.finish_reason
         if len(own) < len(completion.tokens):
             reason = "length"
-        # All tokens are decoded together, because the bytes of one character may span two draws.
+        # All tokens are decoded together, because the bytes of a character may span two nodes.
         text = limits.decode(tokens[: len(tokens) - (reason == "eos")])
         if reason == "stop_string" and limits.goes_on(kind, text):
             reason = None if len(tokens) < limits.longest else "length"
         siblings = self.drawn.setdefault(kind, [])
-        # A greedy child and a sampled child may have the same index, so their names differ.
+        # A greedy and a sampled child may have the same index, so their names must differ.
         number = f"{'g' * kind.startswith('greedy')}{len(siblings)}"
         child = Node(
             problem=self.problem,
@@ -131,7 +138,7 @@ class Node:
 
 
 def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
-    """Return nodes of one problem as a group to judge.
+    """Return nodes of one problem as a group, which a verifier can judge.
 
     by_row: whether to judge with the verifier that the row names.
     """
@@ -142,7 +149,7 @@ def group_of(nodes: Sequence[Node], by_row: bool = True) -> Group:
 
 @dataclass(frozen=True)
 class Draw:
-    """A request for the children of a node with the indices first to first + count - 1."""
+    """Request for the children of a node with the indices ``first`` to ``first + count - 1``."""
 
     node: Node
     kind: Kind
@@ -150,5 +157,5 @@ class Draw:
     count: int
 
     def children(self) -> list[Node]:
-        """Return the requested children of a node; the children must have been drawn before."""
+        """Return the requested children of a node; they must have been sampled before."""
         return self.node.drawn[self.kind][self.first : self.first + self.count]

@@ -1,8 +1,9 @@
-"""Trees as rows: whole completions with their steps, for step labels, value targets and SFT.
+"""Search trees as JSONL rows: whole completions with their steps, for step labels, value targets
+and SFT.
 
-``assay verify`` and data transforms read the completion and verdict of a row. A ``[sft]`` stage
-reads the prompt and completion. A ``[reward_model]`` stage of kind ``process`` reads ``step_ends``
-and ``labels``.
+``assay verify`` and data transforms read the completion and the verdict of such a row. An ``[sft]``
+stage reads the prompt and the completion of a row. A ``[reward_model]`` stage of kind ``process``
+reads the keys ``step_ends`` and ``labels`` of a row.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from assay.types import Completion
 
 
 def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each whole completion of a search. step: text that ends a step.
+    """Yield a row for each whole completion of a search. step: text that ends a reasoning step.
 
-    The label of a step is the pass rate of the judged completions that contain the step. ``assay
-    data label_steps`` makes the same labels from random rollouts instead of a search. values,
-    visits: mean score and visit count of each step, from Monte-Carlo tree search. scores: the
-    scorer's value of each step.
+    The label of a step is the pass rate of all judged completions that contain the step. ``assay
+    data label_steps`` computes such labels from random rollouts instead of a search. values,
+    visits: mean score and visit count of each step in a Monte-Carlo tree search. scores: value that
+    the scorer gives each step.
     """
     below: dict[Node, list[bool]] = defaultdict(list)
     for node in search.found:
@@ -35,7 +36,7 @@ def tree_rows(method: str, search: Search, answer: Node, step: str) -> Iterator[
                 below[each].append(node.verdict.correct)
     for number, node in enumerate(search.found):
         row = {**_row(method, search, node, number), "chosen": node is answer}
-        # A step without a judged completion below it has no pass rate, so the row has no labels.
+        # A step whose completions were not judged has no pass rate, so its row has no labels.
         is_tree = method not in SAMPLED and all(below.get(each) for each in node.lineage())
         yield {**row, **(_steps(search, node, below, step) if is_tree else {})}
 
@@ -61,7 +62,9 @@ def _row(method: str, search: Search, node: Node, number: int) -> dict[str, Any]
 def _steps(
     search: Search, node: Node, below: Mapping[Node, Sequence[bool]], step: str
 ) -> dict[str, Any]:
-    """Return the columns of a completion's steps, split as a process model splits a text."""
+    """Return the step columns of a row, with the completion split as a process reward model splits
+    it.
+    """
     nodes = [*node.lineage()][::-1]
     completion = Completion.from_text(node.text, think=node.prompt.think)
     problem = replace(node.problem, spec={})
@@ -69,8 +72,8 @@ def _steps(
         found.end
         for found in split_steps(problem, completion, Places(completion, None), step, "all")
     ]
-    # The process model may split the text at other places; a step gets the node that contains its
-    # end.
+    # A process reward model may split the text elsewhere than the search did.
+    # A step of the reward model gets the values of the node that contains its end.
     of_ends = [next((one for one in nodes if len(one.text) >= end), node) for end in ends]
     if not ends:
         return {}
