@@ -261,8 +261,7 @@ def pytest_tests(source: str, place: str) -> list[dict[str, str]]:
 
     Statements outside test functions, such as helper functions, are copied to the start of each
     test. Raises DataError for code that does not compile, has no test, or does not import from
-    ``solution``.
-    Pytest features other than raises, approx and parametrize also raise DataError.
+    ``solution``. Pytest features other than raises, approx and parametrize also raise DataError.
     """
     accepted = "test functions that use of pytest only raises, approx and parametrize"
     try:

@@ -35,13 +35,12 @@ class Form:
     """One published form of rows.
 
     name: name of the form, as printed. keys: keys that every row of the form has; ``a|b`` stands
-    for one of several keys.
-    verifier: names of the verifiers that judge rows of the form, the most frequent verifier first.
-    in_row: whether the reader sets the verifier of each row that ``math`` does not judge; otherwise
-    ``data.verifier`` decides.
-    sets: data sets in this form, each with the licence on its card. read: function that
-    converts a row in place. fits: predicate that a row with the form's keys must also satisfy.
-    refuses: description of the rows of this form that the reader refuses.
+    for one of several keys. verifier: names of the verifiers that judge rows of the form, the most
+    frequent verifier first. in_row: whether the reader sets the verifier of each row that ``math``
+    does not judge; otherwise ``data.verifier`` decides. sets: data sets in this form, each with the
+    licence on its card. read: function that converts a row in place. fits: predicate that a row
+    with the form's keys must also satisfy. refuses: description of the rows of this form that the
+    reader refuses.
     """
 
     name: str

@@ -375,8 +375,7 @@ class Task:
     """One repair problem.
 
     broken, good: YAML text of the manifests with and without the faults. changes: right value by
-    path. spec: keys
-    for the verifier. tags: names of the faults.
+    path. spec: keys for the verifier. tags: names of the faults.
     """
 
     broken: str

@@ -231,8 +231,7 @@ def mixed_curriculum(
 
     problems: all training problems, each of which belongs to one mixture part. usual: the
     configuration ``[curriculum]``, for parts without their own curriculum table. most_drawn:
-    expected number
-    of draws in the run. draws_ahead: see `Curriculum`.
+    expected number of draws in the run. draws_ahead: see `Curriculum`.
     """
     rows: dict[str, list[int]] = {name: [] for name, part in settings.items() if part.weight}
     for index in range(len(problems)):

@@ -104,8 +104,8 @@ def requests(
 
     kind, category: select requests of one kind or category; "" selects all. monitored: whether the
     verifier ``regex`` also measures if the reasoning cites the right clause. The weight of this
-    measurement is 0, so the reasoning is never rewarded.
-    judge: whether a judge model replaces the rules of the verifier ``safety``.
+    measurement is 0, so the reasoning is never rewarded. judge: whether a judge model replaces the
+    rules of the verifier ``safety``.
     """
     _check(split, kind, category)
 

@@ -137,10 +137,9 @@ def imperfect_traces(
     wrong by 1 to 3; later steps continue from the wrong result.
 
     links: separators between reasoning steps; alternatives such as ``" so | then "`` are chosen at
-    random.
-    shown: number of solved example problems before the question, as in a few-shot prompt. check:
-    instruction at the end of the question, to check the last step by the inverse operation; the
-    traces contain the check.
+    random. shown: number of solved example problems before the question, as in a few-shot prompt.
+    check: instruction at the end of the question, to check the last step by the inverse operation;
+    the traces contain the check.
     """
     check_chain(split, num_terms, max_number, operators)
     for name, share in (("corrupted", corrupted), ("guessed", guessed), ("bare", bare)):

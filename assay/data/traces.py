@@ -44,8 +44,7 @@ def read_trace(row: Any, where: str, default_id: str) -> Trace:
     """Return the trace of a row; a row that is a `Trace` is validated and returned.
 
     A row has a prompt and a completion, or ``messages`` whose last message is by the assistant.
-    Prompt
-    keys: ``prompt``, ``question``, ``problem``. Completion keys: ``completion``,
+    Prompt keys: ``prompt``, ``question``, ``problem``. Completion keys: ``completion``,
     ``generated_solution``, ``solution``. The key ``said`` is optional.
     """
     if isinstance(row, Trace):

@@ -104,12 +104,12 @@ def frontier(
 ) -> Frontier:
     """Measure a model at several thinking budgets, with the same random numbers at each budget.
 
-    budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget.
-    The default is three fractions of the maximum completion length, and ``none``. modes: think
-    modes to measure. Efforts and think modes in the arguments replace those of the rows. A think
-    mode without thinking is measured only once, for all budgets. out: JSON file; the figure is
-    written next to it as SVG. All other parameters of this function are those of `assay.evaluate`.
-    Raises UserError for invalid input.
+    budgets: numbers of tokens, names in ``sampling.efforts``, or ``none`` for no budget. The
+    default is three fractions of the maximum completion length, and ``none``. modes: think modes to
+    measure. Efforts and think modes in the arguments replace those of the rows. A think mode
+    without thinking is measured only once, for all budgets. out: JSON file; the figure is written
+    next to it as SVG. All other parameters of this function are those of `assay.evaluate`. Raises
+    UserError for invalid input.
     """
     configuration.check_siblings(num_samples, temperature)
     if options.get("think_budget") is not None or options.get("effort") is not None:

@@ -48,9 +48,8 @@ class GateResult:
     """Result of a gate.
 
     model: name of the candidate. against: name of the model with which the gate compared the
-    candidate.
-    compared: comparison of candidate and other model, for each thinking effort. adapter: adapter
-    that is loaded on the candidate checkpoint, if any.
+    candidate. compared: comparison of candidate and other model, for each thinking effort. adapter:
+    adapter that is loaded on the candidate checkpoint, if any.
     """
 
     model: str
@@ -107,12 +106,11 @@ def gate(
 
     problems, out_of_domain: sources of problems. against: model to compare with; default: the
     initial model of the candidate's run. canaries: names in `CANARIES`, or files of canaries:
-    problems that reveal reward hacking.
-    The first tag of a canary is its kind. strong: stronger verifier, which judges passed
-    completions again. review: JSONL file with people's decisions: a completion's ``id``, the
-    reviewer (``by``) and the decision (``ok``). out: JSONL file to which every completion is
-    written. The other parameters of the gate are those of `compare`. The verifier of the
-    candidate's run judges rows that name no verifier.
+    problems that reveal reward hacking. The first tag of a canary is its kind. strong: stronger
+    verifier, which judges passed completions again. review: JSONL file with people's decisions: a
+    completion's ``id``, the reviewer (``by``) and the decision (``ok``). out: JSONL file to which
+    every completion is written. The other parameters of the gate are those of `compare`. The
+    verifier of the candidate's run judges rows that name no verifier.
 
     Raises DataError if a problem or canary occurs in the run's data, UserError for other errors.
     """

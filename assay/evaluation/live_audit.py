@@ -26,9 +26,8 @@ class LiveAudit:
     verifier: label of the second verifier; if the second verifier changed, its labels are joined.
     asked, not_judged: numbers of completions. accepted, rejected: of the completions that the run's
     verifier accepted or rejected, the share in which the second verifier disagrees. queued: number
-    of rows that this call
-    added to the audit queue. gone: number of disagreements whose problems no longer exist in the
-    run's sources.
+    of rows that this call added to the audit queue. gone: number of disagreements whose problems no
+    longer exist in the run's sources.
     """
 
     verifier: str

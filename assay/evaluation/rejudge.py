@@ -151,10 +151,9 @@ def rejudge(
 
     verifier: verifier that replaces the run's ``data.verifier``; rows that name a verifier keep it,
     unless ``instead_of_rows``. steps: training steps whose completions are judged; None means all
-    steps.
-    only: (step, id) of the completions to judge, each without the other completions of its prompt;
-    None means all completions. Stored replies of a judge model are reused, and new replies are not
-    stored.
+    steps. only: (step, id) of the completions to judge, each without the other completions of its
+    prompt; None means all completions. Stored replies of a judge model are reused, and new replies
+    are not stored.
 
     Raises RunError if the run has no rollouts.
     """

@@ -89,11 +89,9 @@ def replay(
     differences from the record.
 
     Advantages are computed from the logged verdicts, not from the new verdicts. The update starts
-    from the newest checkpoint
-    before the training step. overrides: settings in `CONSENTS`, which allow a model's remote code;
-    other
-    settings are refused. allow, trust_run: see `rejudge`. Replaying a step does not change the
-    run's folder.
+    from the newest checkpoint before the training step. overrides: settings in `CONSENTS`, which
+    allow a model's remote code; other settings are refused. allow, trust_run: see `rejudge`.
+    Replaying a step does not change the run's folder.
 
     Raises RunError for a step that cannot be replayed; the message lists the steps that can. Raises
     UserError for a run without [rl], and for an override that is not in `CONSENTS`, because a

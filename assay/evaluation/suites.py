@@ -61,9 +61,8 @@ class PublishedSuite:
     source: rows on the hub. form: prompt format: ``chat`` (the tokenizer's chat template) or
     ``base`` (plain text). instruction: text after each question. system: system message. shots:
     data source of worked examples; the first ``num_shots`` examples precede each question.
-    settings: further
-    configuration changes. scoring: the scoring rule of the benchmark's authors, and differences
-    from their prompt.
+    settings: further configuration changes. scoring: the scoring rule of the benchmark's authors,
+    and differences from their prompt.
     """
 
     name: str
@@ -192,9 +191,9 @@ def evaluate_suites(
         found.suites[0].accuracy["pass_at_1"]
 
     suites: names in `suites.toml`. num_samples, temperature, ``max_tokens``: None means the suite's
-    own value. overrides: settings that are applied after those of the benchmark suite.
-    folder: folder with ``NAME.jsonl`` files, which are read instead of the hub. out: folder for
-    completions and results; suites with results for equal settings are not sampled again.
+    own value. overrides: settings that are applied after those of the benchmark suite. folder:
+    folder with ``NAME.jsonl`` files, which are read instead of the hub. out: folder for completions
+    and results; suites with results for equal settings are not sampled again.
 
     All other parameters of this function are those of `assay.evaluate`. Raises UserError for
     invalid input.

@@ -1,4 +1,6 @@
-"""State of a run after its last finished step, available while the next step is in progress."""
+"""Snapshot of a run after its last finished step, for a checkpoint while the next step is in
+progress.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +12,38 @@ from assay.run.checkpoints import Stateful
 
 @runtime_checkable
 class Copied(Protocol):
-    """Checkpoint component that a step changes before its optimizer update.
+    """Component of a checkpoint that already changes before the optimizer update of a step.
 
-    For example, a curriculum changes when problems are drawn.
+    For example, a curriculum changes when it draws the problems of a step.
     """
 
     def state_copy(self) -> Stateful:
-        """Copy the current state in memory, so that it can be saved later."""
+        """Copy the component's current state in memory, so that the copy can be saved later."""
         ...
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """Checkpoint component that is too large to copy, such as a learner.
+    """Component of a checkpoint that is too large to copy, such as a learner.
 
-    Only the optimizer update changes a component of this type.
+    A component of this type changes only by the optimizer update of a step.
     """
 
     @property
     def state_version(self) -> int:
-        """Number that increases with every change of the run's state."""
+        """Number that increases whenever the state of the run changes."""
         ...
 
 
 class BetweenSteps:
-    """Components for a checkpoint of the last finished step, valid during the next step.
+    """Components for a checkpoint of the last finished step, usable while the next step runs.
 
-    The constructor copies the state of each `Copied` component. For all other components, the
-    object holds references instead of copies.
+    The constructor copies the state of every component that is `Copied`. Other components are
+    stored as references, without a copy.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
-        # Weights and optimizer moments are not copied, because a copy would double their memory.
+        # A copy of the weights and optimizer moments would double their memory.
         self._parts = {
             name: part.state_copy() if isinstance(part, Copied) else part
             for name, part in parts.items()
@@ -49,7 +51,9 @@ class BetweenSteps:
         self._versions = self._versions_now()
 
     def parts(self) -> Mapping[str, Stateful] | None:
-        """Return the components; None if the current step has changed an uncopied component."""
+        """Return the components; None if the current step already changed a component without a
+        copy.
+        """
         return self._parts if self._versions_now() == self._versions else None
 
     def _versions_now(self) -> dict[str, int]:

@@ -1,11 +1,11 @@
 """Checkpoints: atomic, verified by SHA-256, limited in number and in disk space.
 
-checkpoints/pinned.json   Steps that retention never removes, with the reason for each step.
-checkpoints/step-000050/
-  manifest.json       Format, step, components, size and SHA-256 of every file; written last.
-  model files         Files of the component ``model``: the folder loads as a Hugging Face model.
-                      The optimizer's state is there too: optimizer.safetensors, learner.json.
-  curriculum/  random/  ...   One folder for each other component.
+- checkpoints/pinned.json lists the steps that retention never removes, each with its reason.
+- checkpoints/step-000050/ is the folder of one checkpoint, with the following files.
+- manifest.json has the format, step, components, size and SHA-256 of every file; written last.
+- The files of the component ``model`` are at the top level: Hugging Face loads the folder.
+- optimizer.safetensors and learner.json have the state of the optimizer.
+- curriculum/, random/ and so on: each other component has its own folder.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ _PREFIX = "step-"
 
 
 class Stateful(Protocol):
-    """An object whose state belongs in a checkpoint."""
+    """An object whose state is part of a checkpoint."""
 
     def save_state(self, folder: Path) -> None: ...
     def load_state(self, folder: Path) -> None: ...
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints."""
+    """The folder that contains a run's checkpoints."""
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
         self.folder = folder
         self.config = config
-        # A monotonic clock is used, because a correction of the system time must not delay a
-        # checkpoint.
+        # A correction of the system time must not delay a checkpoint: the clock is monotonic.
         self._saved = time.monotonic()
 
     @property
@@ -54,33 +53,37 @@ class Checkpoints:
         return minutes is not None and time.monotonic() - self._saved >= 60 * minutes
 
     def path(self, step: int) -> Path:
-        """Return the path of a step's checkpoint. The checkpoint may not exist."""
+        """Return the folder of a step's checkpoint. The checkpoint may not exist."""
         return self.folder / f"{_PREFIX}{step:06d}"
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, ascending. Damaged checkpoints are included."""
+        """Return the steps that have a checkpoint, in ascending order. Damaged checkpoints are
+        included.
+        """
         folders = (path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
         return sorted(step for path in folders if (step := step_of(path)) is not None)
 
     def save(self, step: int, parts: Mapping[str, Stateful], best: int | None = None) -> Path:
-        """Write all components as the checkpoint of a step, then apply retention.
+        """Write all components as the checkpoint of a step, then remove checkpoints beyond the
+        retention limits.
 
-        best: step with the best held-out result so far. Raises DiskFull with the path of the last
-        usable checkpoint. A save that fails leaves all earlier checkpoints unchanged.
+        best: step with the best held-out result so far, whose checkpoint is kept. Raises DiskFull,
+        with the path of the last usable checkpoint, if the disk is full. A save that fails leaves
+        all earlier checkpoints unchanged.
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
         # Old checkpoints are removed before the new checkpoint is written.
-        # A disk budget for two checkpoints must not need the space of a third one during a save.
+        # A disk budget for two checkpoints must suffice, even while a new checkpoint is written.
         self._make_room(best)
-        # The temporary name contains the process id, which prevents collisions of two processes.
-        # The process id also shows which leftover folders belong to a dead process.
+        # The temporary folder name contains the process id, so that two processes do not collide.
+        # The process id also shows which leftover temporary folders belong to a dead process.
         temporary = self.folder / f".saving-{step:06d}-{os.getpid()}"
         try:
             self._write(temporary, step, parts)
             self._discard(self.path(step))
             move(temporary, self.path(step))
-            # A rename survives a power failure only after a sync of the parent folder.
+            # A rename survives a power failure only after the parent folder is synced.
             sync_file(self.folder)
         # Libraries report a full disk with different exceptions, some without an errno.
         except Exception as error:
@@ -90,8 +93,7 @@ class Checkpoints:
             raise
         finally:
             remove_temporary(temporary)
-        # The interval begins at the end of a save,
-        # so that a run with a slow disk does not save all the time.
+        # The interval begins at the end of a save: a slow disk must not cause constant saving.
         self._saved = time.monotonic()
         self.prune(best)
         return self.path(step)
@@ -103,18 +105,20 @@ class Checkpoints:
             self._discard(self.path(dropped))
 
     def pin(self, step: int, why: str) -> None:
-        """Exempt the checkpoint of a step from retention."""
-        # The pins are in their own file, because a written checkpoint never changes.
+        """Exempt the checkpoint of a step from removal by retention."""
+        # Pins are stored in their own file, because a written checkpoint never changes.
         write_json(self.folder / PINNED, {**self.pinned(), str(step): why})
 
     def pinned(self) -> dict[str, Any]:
-        """Return the reason for each pinned checkpoint, by step. Raises RunError."""
+        """Return the reason for each pinned checkpoint, by the checkpoint's step. Raises
+        RunError."""
         return read_facts(self.folder / PINNED) or {}
 
     def newest_valid(self) -> tuple[int | None, list[str]]:
-        """Return the newest undamaged checkpoint's step, and the damage of newer checkpoints."""
+        """Return the step of the newest undamaged checkpoint, and the damage of newer
+        checkpoints."""
         complaints: list[str] = []
-        # Hashing stops at the first undamaged checkpoint, because it takes a second or two per GiB.
+        # Hashing takes 1 to 2 s per GiB, so it stops at the first undamaged checkpoint.
         for step in reversed(self.steps()):
             wrong = find_damage(self.path(step))
             if wrong is None:
@@ -124,8 +128,7 @@ class Checkpoints:
 
     def restore(self, step: int, parts: Mapping[str, Stateful]) -> None:
         """Load every component from the checkpoint of a step. Raises RunError."""
-        # The path of the checkpoint is absolute, because learner ranks have another working
-        # directory.
+        # Learner ranks have another working directory, so the checkpoint's path is absolute.
         folder = self.path(step).resolve()
         manifest = read_json(folder / MANIFEST) or {}
         if (format := manifest.get("format", 1)) != FORMAT:
@@ -142,21 +145,23 @@ class Checkpoints:
                 part.load_state(part_folder(folder, name))
             except (AssayError, OSError, MemoryError):
                 raise
-            # Components and their libraries raise different exceptions for a damaged file.
+            # Components and their libraries raise various exceptions for a damaged file.
             except Exception as error:  # from a component
                 what = f"{folder}: the state of {name} cannot be read ({cause(error)})"
                 raise RunError(f"{what}; restore it, or move this checkpoint away") from error
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename all checkpoints newer than a step, which are damaged. Return the new names."""
-        # A damaged checkpoint is not removed, because some of its files may be undamaged.
+        """Rename all checkpoints that are newer than a step, because they are damaged. Return the
+        new names.
+        """
+        # A damaged checkpoint is renamed and not removed: some of its files may be undamaged.
         names: list[str] = []
         for folder in (self.path(newer) for newer in self.steps() if newer > step):
             names.append(move_aside(folder, "damaged").name)
         return names
 
     def clean(self) -> None:
-        """Remove temporary folders of killed processes."""
+        """Remove temporary folders that killed processes left behind."""
         for leftover in filter(is_temporary, self.folder.glob(".*")):
             remove_temporary(leftover)
 
@@ -170,15 +175,15 @@ class Checkpoints:
         described = {name: _describe(path) for name, path in sorted(files.items())}
         for path in files.values():
             sync_file(path)
-        # The manifest is written last, so that a checkpoint with a manifest is complete.
+        # The manifest is written last, so a checkpoint with a manifest is complete.
         manifest = {"format": FORMAT, "step": step, "parts": sorted(parts), "files": described}
         write_json(folder / MANIFEST, manifest)
 
     def _sizes(self) -> dict[int, int]:
-        """Return the size in bytes of each unpinned checkpoint, by step."""
+        """Return the size in bytes of each checkpoint that is not pinned, by step."""
         try:
             pinned = self.pinned()
-        # With a damaged list of pins, any checkpoint may be pinned, so retention removes none.
+        # If the list of pins is damaged, any checkpoint may be pinned, so none is removed.
         except RunError:
             return {}
         free = [step for step in self.steps() if str(step) not in pinned]
@@ -186,30 +191,36 @@ class Checkpoints:
         return {step: sum(path.stat().st_size for path in some) for step, some in files.items()}
 
     def _make_room(self, best: int | None) -> None:
-        """Remove old checkpoints so that the next one fits the disk budget; keep the newest."""
+        """Remove old checkpoints, except the newest, so that the next checkpoint fits the disk
+        budget.
+        """
         sizes = self._sizes()
         if sizes and self.config.max_disk_gib is not None:
-            # The size of the next checkpoint is unknown, and is estimated by that of the newest.
+            # The size of the next checkpoint is estimated by the size of the newest checkpoint.
             budget = self.config.max_disk_gib * 2**30 - sizes[max(sizes)]
             for step in _over_budget(sizes, budget, best):
                 self._discard(self.path(step))
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint. A checkpoint with files that Assay did not write is only renamed."""
+        """Remove a checkpoint. A checkpoint that also contains files of other programs is renamed
+        instead of removed.
+        """
         if not os.path.lexists(folder):
             return
-        # A file that is not in the manifest may belong to a user, so it is not removed.
+        # A file that is not in the manifest may belong to the user, so it is not removed.
         if folder.is_symlink() or not _is_as_listed(folder):
             move_aside(folder, "kept")
             return
-        # A rename is atomic, so a kill during removal leaves no partial checkpoint under this name.
+        # A rename is atomic: a kill during the removal leaves no partial checkpoint of this name.
         out_of_sight = folder.with_name(f".removing-{folder.name}-{os.getpid()}")
         remove_temporary(out_of_sight)
         move(folder, out_of_sight)
         remove_temporary(out_of_sight)
 
     def full_words(self, what: str) -> str:
-        """Return the message for a full disk: ``what`` failed, the usable checkpoint, a remedy."""
+        """Return the message for a full disk: the failed action ``what``, the usable checkpoint, a
+        remedy.
+        """
         steps = self.steps()
         usable = (
             f"the last checkpoint, {self.path(steps[-1])}, is usable"
@@ -228,17 +239,17 @@ def step_of(folder: Path) -> int | None:
 
 
 def part_folder(checkpoint: Path, name: str) -> Path:
-    """Return the folder of a component's state in a checkpoint."""
-    # Model files are at the top level, because Transformers and inference servers look there.
+    """Return the folder for the state of a component, within a checkpoint."""
+    # Transformers and inference servers look for model files at the top level of a folder.
     return checkpoint if name == "model" else checkpoint / name
 
 
 def to_drop(sizes: Mapping[int, int], config: CheckpointConfig, best: int | None) -> list[int]:
     """Return the steps whose checkpoints retention removes.
 
-    Retention keeps the newest ``keep_last`` checkpoints and the best one. If the size of the kept
-    checkpoints exceeds the disk budget, retention removes more: oldest first, the best one last,
-    and never the newest. sizes: bytes by step.
+    Retention keeps the newest ``keep_last`` checkpoints and the best one. If the kept checkpoints
+    exceed the disk budget, retention removes the oldest first and the best last. Retention never
+    removes the newest checkpoint. sizes: bytes by step.
     """
     newest_first = sorted(sizes, reverse=True)
     # The newest checkpoint always stays, because the run resumes from it.
@@ -263,13 +274,15 @@ def _over_budget(sizes: Mapping[int, int], max_bytes: float, best: int | None) -
 
 
 def find_damage(folder: Path) -> str | None:
-    """Describe the first difference between a checkpoint's files and its manifest, else None."""
+    """Describe the first difference between a checkpoint's files and its manifest; None if there is
+    none.
+    """
     files = listed_files(folder)
     if files is None:
         return f"{MANIFEST} is missing or damaged"
     for name, facts in files.items():
         path = folder / name
-        # `Path.is_file` raises OSError for overlong names, and a damaged manifest may hold them.
+        # `Path.is_file` raises OSError for overlong names, which a damaged manifest may contain.
         if not os.path.isfile(path):
             return f"{name} is missing"
         if _describe(path) != facts:
@@ -278,7 +291,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _is_as_listed(folder: Path) -> bool:
-    """Whether every file of a checkpoint is in its manifest."""
+    """Whether the manifest of a checkpoint lists every file of the folder."""
     listed = listed_files(folder)
     found = {str(path.relative_to(folder)) for path in _files_of(folder)}
     return listed is not None and found <= {MANIFEST, *listed}

@@ -1,6 +1,6 @@
-"""The page ``decision.md`` of a run.
+"""The page ``decision.md`` of a run, which records why the run has its settings.
 
-`assay.plan` writes the page, and each end of the run appends the outcome.
+`assay.plan` writes the page before the run, and each end of the run appends the outcome.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ def add_outcome(
     line = f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {reason}, after step {step}"
     line += f" of {num_steps}" if num_steps is not None else ""
     try:
-        # Mode "a" would create a missing page, and the new page would contain no decision.
+        # Mode "a" would create a missing page, which would contain the outcome but no decision.
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
             file.write(f"{line}; {_accuracies(evaluations)}\n")
-    # The page may be missing. A full disk is reported elsewhere, at the run's next write.
+    # The page may be missing.
+    # The next write of the run reports a full disk, so this function does not.
     except OSError:
         return
 

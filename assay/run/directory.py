@@ -3,10 +3,10 @@
     runs/NAME/
       config.toml  decision.md  environment.json  metrics.jsonl  evaluations.jsonl  events.jsonl
       rollouts/step-000012.parquet   checkpoints/step-000050/   report.html
-      verifiers/HASH/MODULE.py       source code of user verifiers
+      verifiers/HASH/MODULE.py (source code of user verifiers).
 
-A run that is killed at any moment can resume. `Run.resume` returns to the newest valid checkpoint
-and removes later metrics. Later rollouts stay, and `Run.recorded` returns these rollouts.
+A run that is killed at any moment can resume. `Run.resume` returns to the newest valid checkpoint,
+and removes metrics of later steps. Rollouts of later steps stay, and `Run.recorded` returns them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Verifiers = Mapping[str, Mapping[str, Any]]
 
 
 class Run:
-    """A run directory, locked while open. Use a run as a context manager.
+    """The directory of a run, locked while the run is open. Use a run as a context manager.
 
     step: number of finished steps. first_step: value of ``step`` when this process opened the run.
     metrics: metrics of the newest step. history: all values of each metric. put_back: problems
@@ -118,10 +118,10 @@ class Run:
         decision: str | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Create the directory of a new run. A number is appended to an existing name.
+        """Create the directory of a new run; a number is appended to an existing run name.
 
-        num_steps: number of steps; None: ``rl.steps``. decision: text of ``decision.md``. Raises
-        RunError if the directory cannot be created.
+        num_steps: number of training steps; None means ``rl.steps``. decision: text of
+        ``decision.md``. Raises RunError if the directory cannot be created.
         """
         name = config.run.name or (Path(config_path).stem if config_path else "run")
         parent = Path(config.run.directory)
@@ -154,11 +154,11 @@ class Run:
         num_steps: int | None = None,
         quiet: bool = False,
     ) -> Run:
-        """Open a run to continue from its newest valid checkpoint, or from the start without one.
+        """Open a run to continue from its newest valid checkpoint, or else from the start.
 
-        No file changes before `attach` has loaded the checkpoint. overrides: configuration changes;
-        ``rl.steps=500`` extends a finished run. Raises RunError if all checkpoints are damaged, or
-        if a verifier changed and ``accept_changed_verifiers`` is false.
+        No file of the run changes before `attach` has loaded the checkpoint. overrides:
+        configuration changes; ``rl.steps=500`` extends a finished run. Raises RunError if all
+        checkpoints are damaged, or if a verifier changed and ``accept_changed_verifiers`` is false.
         """
         folder = Path(path)
         file = files.config_of(folder)
@@ -175,10 +175,10 @@ class Run:
         return run
 
     def attach(self, **parts: Stateful) -> None:
-        """Register the components of a checkpoint by name. On resume, load their saved state.
+        """Register the components of checkpoints by name; on resume, load their saved state.
 
-        The component ``model`` is saved at the top level of a checkpoint, each other component in a
-        folder with its name. On resume, this call also removes data after the loaded checkpoint.
+        In a checkpoint, the component ``model`` is at the top level; each other component has a
+        folder with its name. On resume, `attach` also removes data after the loaded checkpoint.
         """
         self._parts.update(parts)
         if self._resumed is not None:
@@ -196,7 +196,7 @@ class Run:
     ) -> None:
         """Write the rollouts of the current step to disk, before the optimizer update.
 
-        sampling: sampling settings of this step; None: ``config.sampling``.
+        sampling: sampling settings of this step; None means ``config.sampling``.
         """
         settings = sampling or self.config.sampling
         with self.clock.phase("record"):
@@ -213,7 +213,7 @@ class Run:
         self._journals.notify("rollouts", {**shard, "groups": groups, "verdicts": verdicts})
 
     def recorded(self, step: int) -> Recorded | None:
-        """Return the recorded rollouts of a step, or None. Their problems have no spec."""
+        """Return the recorded rollouts of a step, or None; their problems have no spec."""
         return self.rollouts.read(step)
 
     def finish_step(self, update: StepUpdate) -> dict[str, float]:
@@ -232,7 +232,7 @@ class Run:
             row |= source()
         num_tokens = row.get("tokens/generated") or row.get("tokens/trained") or 0.0
         row |= timing_metrics(*self.clock.end_step(), num_tokens)
-        # The checkpoint write ends after this step's row, so its seconds count for the next step.
+        # Writing a checkpoint ends after the step's metrics row, so it counts for the next step.
         with self.clock.after_row("record"):
             self._append("metrics", row)
         self.step, self.metrics = step, row
@@ -242,22 +242,22 @@ class Run:
         if step % self.config.checkpoint.every == 0 or step == self.num_steps:
             self.save_checkpoint()
         elif self.checkpoints.is_late and self.save_checkpoint():
-            # If this unscheduled checkpoint is lost, resume must not restart the run from step 0.
+            # Resume must not restart the run from step 0 if this unscheduled checkpoint is lost.
             self.event("checkpoint", checkpoint=step)
         self.begin_step()
         return row
 
     def hold_state(self) -> None:
-        """Keep the state between two steps for the checkpoint of an interrupted step."""
-        # An interrupted step has already drawn problems, which must not be in its checkpoint.
+        """Copy the state between two steps, for a checkpoint if the next step is interrupted."""
+        # An interrupted step has already drawn problems, which its checkpoint must not include.
         self._between = BetweenSteps(self._parts)
 
     def begin_step(self) -> None:
-        """Start the clock of the next step. The time since the last step is not counted."""
+        """Start the clock of the next step, which excludes the time since the last step."""
         self.clock.begin_step()
 
     def record_evaluation(self, result: Mapping[str, Any], step: int | None = None) -> None:
-        """Write a held-out evaluation. With ``checkpoint.keep_best``, save a new best state."""
+        """Write a held-out evaluation; ``checkpoint.keep_best`` saves the state of the best."""
         row = {"step": self.step if step is None else step, **result}
         self._append("evaluations", row)
         self._evaluated.append(row)
@@ -265,11 +265,11 @@ class Run:
         if self.config.checkpoint.keep_best and self.step and best == self.step:
             self.save_checkpoint()
             self.checkpoints.prune(best)
-        # The time of an evaluation does not count as step time.
+        # The time of an evaluation does not count as time of a step.
         self.begin_step()
 
     def evaluations(self, step: int | None = None) -> list[dict[str, Any]]:
-        """Return all evaluations, or those of one step."""
+        """Return all recorded evaluations, or those of one step."""
         return [row for row in self._evaluated if step is None or row["step"] == step]
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -278,11 +278,11 @@ class Run:
         self._append("events", {"time": now, "step": self.step, "kind": kind, **facts})
 
     def note(self, text: str) -> None:
-        """Send a line of text for display to the listeners."""
+        """Send a line of text to the listeners, which display it."""
         self._journals.notify("notes", {"text": text})
 
     def listen(self, listener: Listener) -> None:
-        """Send every row from now on to a `Listener`, after the row is in the run directory."""
+        """Send every later row to a `Listener`, after the row is in the run directory."""
         self._journals.listen(listener)
 
     def _listener_failed(self, name: str, why: str) -> None:
@@ -295,17 +295,18 @@ class Run:
             self._journals.append(journal, row)
 
     def add_metrics(self, source: Callable[[], Mapping[str, float]]) -> None:
-        """Call ``source`` for additional metrics at the end of every step."""
+        """Call the function ``source`` at the end of every step for additional metrics."""
         self._sources.append(source)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Add the seconds spent in this context to the metric ``time/NAME`` of the current step."""
+        """Add the seconds in this context to the metric ``time/NAME`` of the current step."""
         return self.clock.phase(name)
 
     def save_checkpoint(self) -> Path | None:
-        """Save the state after the last finished step, unless a checkpoint of that step exists.
+        """Save a checkpoint of the last finished step, unless that checkpoint exists.
 
-        Nothing is saved if the current step has changed the weights, or if a loss is not finite.
+        Nothing is saved if the current step has already changed the weights, or if a loss is not
+        finite.
         """
         path = self.checkpoints.path(self.step)
         if self.step in self.checkpoints.steps():
@@ -314,17 +315,17 @@ class Run:
         if parts is None or find_non_finite(self.metrics):
             return None
         with self.clock.after_row("checkpoint"):
-            # A checkpoint must not be on disk before the rollouts and metrics of its steps are.
+            # The rollouts and metrics of a step must be on disk before its checkpoint.
             self.rollouts.flush()
             self._journals.sync()
             self.checkpoints.save(self.step, parts, best_step(self._evaluated))
         return path
 
     def check_verifiers(self, verifiers: Verifiers, *, accept_changed: bool = False) -> None:
-        """Compare verifiers with the recorded verifiers of this run, and record new verifiers.
+        """Compare the verifiers in use with those recorded for this run, and record new verifiers.
 
-        Raises RunError if a verifier of the reward or the configured reward changed. An accepted
-        change is recorded, and rollouts after the newest checkpoint are discarded.
+        Raises RunError if a verifier of the reward, or the configured reward itself, has changed.
+        An accepted change is recorded, and rollouts after the newest checkpoint are discarded.
         """
         reward = surroundings.reward_of(self.config)
         changed = surroundings.find_changed_verifiers(self.verifiers, verifiers)
@@ -350,9 +351,10 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason to stop before the next step; None to continue.
+        """Reason to stop before the next step; None if the run continues.
 
-        ``interrupted``, ``finished early``, ``max_minutes``, or the reason that `pause` received.
+        The reason is ``interrupted``, ``finished early``, ``max_minutes``, or the one that `pause`
+        received.
         """
         if self._stop.requested:
             return "interrupted"
@@ -360,14 +362,14 @@ class Run:
             return self._paused
         if why_settled(self._evaluated, self.config.evaluation):
             return FINISHED_EARLY
-        # Each start finishes at least one step, so that a repeatedly restarted run makes progress.
+        # Each start finishes at least one step, so a run that is restarted often still progresses.
         limit, learned = self._max_minutes, self.step > self.first_step
         if limit is not None and learned and self.clock.seconds > 60 * limit:
             return "max_minutes"
         return None
 
     def pause(self, why: str) -> None:
-        """End the run with a checkpoint before its next step."""
+        """End the run with a checkpoint before its next step begins."""
         self._paused = why
 
     def __enter__(self) -> Run:
@@ -378,13 +380,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
-        """End the run: save a checkpoint, record the reason of the end, release the lock.
+        """End the run: save a checkpoint, record the reason, and release the lock.
 
-        StepInterrupted is suppressed; `stop_reason` reports the interrupt.
+        StepInterrupted is suppressed, because `stop_reason` already reports the interrupt.
         """
         interrupted = isinstance(error, StepInterrupted)
         try:
-            # After any other exception the state in memory may be inconsistent, and is not saved.
+            # After any other exception, the state in memory may be inconsistent and is not saved.
             if error is None or isinstance(error, RunStopped | StepInterrupted):
                 self.rollouts.sampled.flush()
                 self.save_checkpoint() if self.step else None
@@ -413,14 +415,14 @@ class Run:
                 raise
 
     def _release(self) -> None:
-        # Every part is released, also if Ctrl-C interrupts the wait for a slow listener.
+        # All resources are released, even if Ctrl-C interrupts the wait for a slow listener.
         parts = (self._lock.release, self.progress.close, self._journals.close)
         with ExitStack() as stack:
             for release in (*parts, self.rollouts.close, self._heartbeat.end):
                 stack.callback(release)
 
     def _find_checkpoint(self, before: TrainConfig) -> None:
-        """Choose the checkpoint to resume from, and check the run's files without a change."""
+        """Choose the checkpoint to resume from, and check the run's files without changing them."""
         step, damaged = self.checkpoints.newest_valid()
         if step is None:
             rows, events = self._journals.rows("metrics"), self._journals.rows("events")
@@ -439,7 +441,7 @@ class Run:
         check_has_use(self.folder, self.step, self.num_steps, harmful, early)
         now = surroundings.collect_environment(self.config)
         environment = surroundings.read_environment(self.folder)
-        # A run that was killed during its creation has no environment.json.
+        # A run without environment.json was killed while it was created.
         if environment is None:
             environment = now
             self._write_environment(now)
@@ -454,7 +456,7 @@ class Run:
         }
 
     def _roll_back(self, facts: dict[str, Any]) -> None:
-        """Remove data after the checkpoint, because the resumed run writes this data again."""
+        """Remove data after the checkpoint, which the resumed run will write again."""
         last = self.step
         with files.disk_full_as(self._disk_full):
             facts["set_aside"] = self.checkpoints.set_aside_after(last)

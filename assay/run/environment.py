@@ -55,7 +55,9 @@ _TELLING = ("version", "hash", "options", "checkpoint")
 
 
 def collect_environment(config: TrainConfig) -> dict[str, Any]:
-    """Collect versions, hardware, threads and git state of this process; None if unknown."""
+    """Collect versions, hardware, thread counts and git state of this process; None marks unknown
+    values.
+    """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -88,16 +90,18 @@ def read_environment(folder: Path) -> dict[str, Any] | None:
 
 
 def find_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe the differences of two environments that can change a result, one line each."""
+    """Describe differences between two environments that can change a result, one line per
+    difference.
+    """
     then = comparable_facts(before)
-    # Keys that an older version of Assay did not record cannot be compared.
+    # An older version of Assay may not have recorded a key, so missing keys are not compared.
     return _differences(
         then, {key: value for key, value in comparable_facts(now).items() if key in then}
     )
 
 
 def comparable_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of an environment that can change a result, as one flat mapping."""
+    """Return those entries of an environment that can change a result, as one flat mapping."""
     found = {key: facts.get(key) for key in ("threads", "platform")}
     for key in ("versions", "hardware"):
         found |= facts.get(key) or {}
@@ -115,11 +119,11 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 def find_changed_verifiers(
     before: Mapping[str, Any], now: Mapping[str, Any], *, audit_only: bool = False
 ) -> list[str]:
-    """Describe each verifier that two environments record differently, one line each.
+    """Describe each verifier that two environments record differently, one line per verifier.
 
-    Version, content hash, and the digests of options and checkpoint are compared. A verifier that
-    only one of the environments contains is not reported. audit_only: compare the verifiers that
-    only ``audit.second`` uses now, instead of all others.
+    Compared are the version, the content hash, and the digests of the options and of the
+    checkpoint. A verifier that only one of the two environments lists is not reported. audit_only:
+    whether to compare only the verifiers that ``audit.second`` alone uses, instead of all others.
     """
     changed: list[str] = []
     for name in sorted({*before} & {*now}):
@@ -132,7 +136,7 @@ def find_changed_verifiers(
 
 
 def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
-    """Describe each changed key, as ``rl.steps: 100 before, 200 now``."""
+    """Describe each changed configuration key, as ``rl.steps: 100 before, 200 now``."""
     old_tree, new_tree = before.model_dump(mode="json"), now.model_dump(mode="json")
     changes: list[str] = []
     for section in new_tree:
@@ -142,23 +146,24 @@ def find_config_changes(before: TrainConfig, now: TrainConfig) -> list[str]:
 
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """Flatten a configuration to dotted keys, without None values."""
+    """Flatten a configuration to a mapping with dotted keys, without None values."""
     return dict(flat(config.model_dump(mode="json", exclude_none=True)))
 
 
 def find_missing_settings(path: Path, config: TrainConfig) -> list[str]:
-    """Return the keys of a configuration that are missing in its file.
+    """Return the configuration keys that are missing in the file of a run.
 
-    Assay writes every key to the file of a run, so a missing key means a truncated file.
+    Assay writes every key to the configuration file of a run, so a missing key means a truncated
+    file.
     """
-    # Missing keys are reported, because a file truncated at the end of a line is valid TOML.
-    # Without this check, each lost key would silently take its default.
+    # A file that is truncated at the end of a line is valid TOML, so missing keys are an error.
+    # Without this check, every lost key would silently get its default value.
     written = dict(flat(read_toml(path)[0]))
     return [key for key in settings_of(config) if key not in written]
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a nested table under its dotted key."""
+    """Yield each value of a nested table with its dotted key."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{name}.")
@@ -167,13 +172,14 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def is_harmful(change: str) -> bool:
-    """Whether a line of `find_config_changes` affects sampling, verdicts or learning."""
+    """Whether a change that `find_config_changes` describes affects sampling, verdicts or
+    learning."""
     return change.partition(".")[0] not in _HARMLESS or change.startswith(_HARMFUL)
 
 
 def reward_of(config: TrainConfig) -> dict[str, Any]:
     """Return the configuration keys that define the reward, without verifier options."""
-    # Options are compared by their digest in `find_changed_verifiers`.
+    # `find_changed_verifiers` compares the options of verifiers by their digest.
     tree = config.model_dump(mode="json")
     found = {f"data.{key}": tree["data"][key] for key in ("verifier", "verifier_by_tag")}
     found["verification.schedule"] = tree["verification"]["schedule"]
@@ -183,9 +189,8 @@ def reward_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe the changed keys of `reward_of`, one line each."""
-    # A key that only one configuration has counts as unchanged, because older Assay versions record
-    # fewer keys.
+    """Describe the changed keys of the reward (`reward_of`), one line per key."""
+    # Older Assay versions record fewer keys: a key of only one configuration counts as equal.
     return _differences(
         before,
         {key: now[key] for key in now if key in before}
@@ -194,13 +199,15 @@ def find_changed_reward(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
 
 
 def hashes_of(verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the content hash of each verifier by name and version, such as ``math@4``."""
+    """Return the content hash of each verifier by its name and version, such as ``math@4``."""
     return {f"{name}@{one.get('version')}": str(one.get("hash")) for name, one in verifiers.items()}
 
 
 def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Save the source code of user verifiers in a run. Return the descriptions without source."""
-    # A replay needs the old source to show the effect of a changed verifier.
+    """Save the source code of the user's verifiers in the run's folder. Return the descriptions
+    without source.
+    """
+    # A replay needs the old source code to show how a verifier changed.
     for facts in verifiers.values():
         for module, text in (facts.get("source") or {}).items():
             names = re.sub(r"\W", "", str(facts["hash"])), re.sub(r"[^\w.]", "", module)
@@ -215,20 +222,19 @@ def keep_sources(run: Path, verifiers: Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def saved_source(run: Path, hash: str) -> dict[str, str]:
-    """Return the saved source code of a user verifier, by module name."""
+    """Return the saved source code of the user's verifiers, by module name."""
     files = sorted((run / SOURCES / re.sub(r"\W", "", hash)).glob("*.py"))
     return {file.stem: file.read_text("utf-8") for file in files}
 
 
 def verifier_text(facts: Mapping[str, Any]) -> str:
-    """Describe a verifier, as ``version 2 (0f3a..., options 9b1c...)``."""
+    """Describe a verifier's version and digests, as ``version 2 (0f3a..., options 9b1c...)``."""
     rest = (f"{key} {str(facts[key])[:12]}" for key in _TELLING[2:] if facts.get(key))
     return f"version {facts.get('version')} ({', '.join([str(facts.get('hash'))[:12], *rest])})"
 
 
 def _threads(config: TrainConfig) -> int | None:
-    # torch is not imported here: commands that only read runs must start without torch, which takes
-    # seconds.
+    # Importing torch takes seconds, which commands that only read runs must not spend.
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if torch else config.run.threads or os.cpu_count()
 

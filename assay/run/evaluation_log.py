@@ -1,4 +1,5 @@
-"""The evaluation log: completions of held-out problems with verdicts, by step and kind.
+"""The evaluation log: completions and verdicts of held-out problems, by step and kind of
+evaluation.
 
     runs/NAME/evaluations/greedy/step-000020.parquet
 
@@ -34,7 +35,9 @@ def record_answers(
     sampling: SamplingConfig,
     verifiers: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Write the completions of an evaluation. A file of the same step and kind is replaced."""
+    """Write the completions of an evaluation to the log. An existing file for the same step and
+    kind of evaluation is replaced.
+    """
     (run / FOLDER).mkdir(exist_ok=True)
     groups, verdicts = [one for one, _ in judged], [one for _, one in judged]
     plain = sampling.model_dump(mode="json")
@@ -45,7 +48,7 @@ def record_answers(
 def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, Any]]]:
     """Read the completions of an evaluation, by problem id.
 
-    If there is no file, the result is empty.
+    If the log has no file for the evaluation, the result is empty.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     with closing(log_of(run, kind)) as log:
@@ -55,7 +58,7 @@ def read_answers(run: Path, kind: str, step: int) -> dict[str, list[dict[str, An
 
 
 def discard_answers(run: Path, step: int) -> None:
-    """Remove the completions of all evaluations after a step."""
+    """Remove the completions of all evaluations after a training step."""
     for folder in (run / FOLDER).glob("*/"):
         with closing(RolloutLog(folder)) as log:
             log.discard_after(step)

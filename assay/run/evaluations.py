@@ -30,7 +30,9 @@ def accuracy_of(evaluation: Row) -> float | None:
 
 
 def merit_of(evaluation: Row) -> float | None:
-    """Return the quantity that chooses the best step: accuracy, or for documents minus the NLL."""
+    """Return the quantity that decides on the best step: accuracy or, for documents, the negative
+    NLL.
+    """
     nll = evaluation.get("eval/nll")
     return accuracy_of(evaluation) if nll is None else -float(nll)
 
@@ -38,8 +40,8 @@ def merit_of(evaluation: Row) -> float | None:
 def perplexity_words(evaluation: Row) -> str:
     """Format an evaluation on documents: perplexity with its standard error, bits per byte."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
-    # In an evaluation on documents, eval/stderr is the error of the NLL. By the delta method,
-    # the error of the perplexity is the error of the NLL times the perplexity.
+    # In an evaluation on documents, eval/stderr is the standard error of the NLL.
+    # By the delta method, the error of the perplexity is the perplexity times the error of the NLL.
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
         f"perplexity {perplexity:.4g}{spread}, {evaluation['eval/bits_per_byte']:.3f} bits a byte"
@@ -52,7 +54,9 @@ def on_texts(evaluations: Sequence[Row]) -> list[Row]:
 
 
 def kind_of(evaluation: Row) -> str:
-    """Return the kind of an evaluation: ``greedy``, ``temperature 1``, or ``eval/kind``."""
+    """Return the kind of an evaluation: ``greedy``, ``temperature 1``, or the value of
+    ``eval/kind``.
+    """
     if "eval/kind" in evaluation:
         return str(evaluation["eval/kind"])
     temperature = evaluation.get("eval/temperature")
@@ -85,7 +89,7 @@ def is_evaluated(evaluations: Sequence[Row], names: Sequence[str]) -> bool:
 
 
 def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group the evaluations that have an accuracy by kind, in order of first appearance."""
+    """Group evaluations with an accuracy by kind, in the order in which the kinds first occur."""
     kinds: dict[str, list[Row]] = {}
     for row in evaluations:
         if accuracy_of(row) is not None:
@@ -94,13 +98,13 @@ def by_kind(evaluations: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def by_think_mode(evaluation: Row) -> dict[str, Row]:
-    """Return the results of an evaluation per think mode; empty for a single mode."""
+    """Return the results of an evaluation per think mode; empty if there is only one mode."""
     modes: Mapping[str, Row] = evaluation.get("eval/by_think") or {}
     return {mode: _as_row(own) for mode, own in modes.items()}
 
 
 def parts_of(evaluation: Row) -> dict[tuple[str, str], Row]:
-    """Return the results of an evaluation per source and think mode.
+    """Return the results of an evaluation for each source and think mode.
 
     For an evaluation with one source and one mode, the result is empty.
     """
@@ -146,9 +150,9 @@ def best_step(evaluations: Sequence[Row]) -> int | None:
 def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str | None:
     """Return the reason to stop by ``evaluation.patience``; None to continue.
 
-    An evaluation is an improvement if its accuracy exceeds that of the last improvement by more
-    than one standard error of the last improvement. The first evaluation is always an improvement.
-    Only evaluations scheduled by ``evaluation.every`` count.
+    An evaluation counts as improvement if its accuracy exceeds that of the last improvement by more
+    than one standard error of the latter. The first evaluation of a run always counts as an
+    improvement. Only evaluations scheduled by ``evaluation.every`` count.
     """
     every, patience = settings.every, settings.patience
     if every is None or patience is None:
@@ -156,9 +160,8 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
     best, at, bar, since = -math.inf, 0, -math.inf, 0
     rows = of_deciding_kind(evaluations)
     for row in rows:
-        # A time limit adds an unscheduled evaluation.
-        # If this additional evaluation counted,
-        # a resumed run could end earlier than an uninterrupted run.
+        # A run that ends by its time limit adds an unscheduled evaluation.
+        # If unscheduled evaluations counted, a resumed run could end too early.
         if row["step"] % every:
             continue
         merit, since = merit_of(row) or 0.0, since + 1
@@ -176,7 +179,7 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The first and the last evaluation of a kind, such as ``greedy``."""
+    """The first and the last evaluation of one kind, such as ``greedy``."""
 
     first: Row
     last: Row
@@ -198,10 +201,12 @@ class Lift:
 
     @property
     def gain(self) -> Gain | None:
-        """Gain paired by problem; None without results per problem."""
+        """Gain in accuracy, paired by problem; None without results per problem."""
         return gain_between(self.first, self.last)
 
 
 def lifts_of(evaluations: Sequence[Row]) -> list[Lift]:
-    """Return the first and last evaluation of each kind, in order of first appearance."""
+    """Return the first and the last evaluation of each kind, in the order in which the kinds first
+    occur.
+    """
     return [Lift(rows[0], rows[-1]) for rows in by_kind(evaluations).values()]

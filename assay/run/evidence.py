@@ -1,4 +1,4 @@
-"""Findings of guard rules, and their evidence in the run directory.
+"""Findings of the guard's rules, and the evidence that is written for a finding.
 
 runs/NAME/guard/step-000034-length/
   evidence.md  series.svg  rollouts.jsonl
@@ -44,8 +44,8 @@ SHOWS: Mapping[str, Key] = {
 class GuardFinding:
     """Finding of a guard rule.
 
-    step: step of the finding. since: first step of the reported condition. series: names of the
-    metrics that the rule tested.
+    step: step of the finding. since: first step of the condition that the rule reports. series:
+    names of the metrics that the rule tested.
     """
 
     rule: Rule
@@ -56,16 +56,16 @@ class GuardFinding:
 
     @property
     def text(self) -> str:
-        """Reason and remedy in one line."""
+        """Reason and remedy of the finding, in one line."""
         return f"{self.reason}; {self.rule.remedy}" if self.rule.remedy else self.reason
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence files of a finding, and advice for the user.
+    """Evidence files of a finding, and advice to the user.
 
-    path: evidence page. well: step of the newest checkpoint before the condition began; None
-    without one. command: shell command that continues the run.
+    path: evidence page. well: step of the newest checkpoint before the reported condition began;
+    None if there is none. command: shell command with which the user continues the run.
     """
 
     path: str
@@ -74,9 +74,10 @@ class Evidence:
 
 
 def write_evidence(run: Run, found: GuardFinding) -> Evidence:
-    """Write the evidence of a finding: its text, a figure of its metrics, and typical rollouts.
+    """Write the evidence of a finding: its text, a figure of its metrics, and a few rollouts.
 
-    The newest checkpoint before the reported condition is pinned for a rollback.
+    The newest checkpoint before the reported condition is pinned, so that a rollback remains
+    possible.
     """
     name = found.rule.name.replace(":", ".")
     folder = run.folder / "guard" / f"step-{found.step:06d}-{name}"
@@ -90,8 +91,7 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
     series = {one: _series(run, one) for one in found.series}
     write_atomic(folder / "series.svg", draw_series(series, found.since).encode())
     rows = best_rollouts(run, found)
-    # The error handler is "replace", because a completion may contain an unpaired surrogate, which
-    # UTF-8 cannot encode.
+    # A completion may contain an unpaired surrogate, which UTF-8 cannot encode: it is replaced.
     lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
     write_atomic(folder / "rollouts.jsonl", "".join(lines).encode("utf-8", "replace"))
     page = "\n".join(_page(found, well, command, rows))
@@ -100,20 +100,20 @@ def write_evidence(run: Run, found: GuardFinding) -> Evidence:
 
 
 def how_to_go_on(run: Run, found: GuardFinding, well: int | None) -> str:
-    """Return the shell command that continues the run after a fix."""
+    """Return the shell command with which the user continues the run after a fix."""
     again = f"assay train --resume {run.folder}"
-    # A pause saves a checkpoint, from which the run continues without a rollback.
+    # A guard pause saves a checkpoint, from which the run continues without a rollback.
     if found.rule.action == "pause":
         return again
-    # No checkpoint precedes the reported condition, so the run must start anew.
+    # If no checkpoint precedes the reported condition, the run must start from the beginning.
     if well is None:
         return f"assay train {run.folder / 'config.toml'}"
     return f"assay run rollback {run.folder} --to {well} && {again}"
 
 
 def best_rollouts(run: Run, found: GuardFinding) -> list[dict[str, Any]]:
-    """Return the rollouts of the last `_STEPS` steps that illustrate a finding best."""
-    # The background writer may not have finished the shard of the newest step.
+    """Return the rollouts of the last `_STEPS` steps that best illustrate a finding."""
+    # The background writer may still be writing the log file of the newest step.
     run.rollouts.flush()
     steps = [step for step in run.rollouts.steps() if step <= found.step][-_STEPS:]
     read = (read_columns(run.rollouts.path(step), _COLUMNS) for step in steps)
@@ -161,6 +161,7 @@ def _page(
 
 
 def _quoted(text: str) -> list[str]:
-    """Indent a completion as a Markdown code block, in which no markup is interpreted."""
+    """Indent a completion as a Markdown code block, so that its text is not interpreted as
+    markup."""
     cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     return [f"    {line}" for line in cut.splitlines() or [""]]

@@ -10,9 +10,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 640, 150, 70, 24
 
 
 def draw_series(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], mark: int) -> str:
-    """Draw each metric as (steps, values), with a vertical line at step ``mark``."""
+    """Draw each metric as (steps, values), with a vertical line at the step ``mark``."""
     steps = [step for some, _ in series.values() for step in some] or [0]
-    # The range is at least one step wide, because `place` divides by its width.
+    # `place` divides by the width of the range, so the range is at least one step wide.
     low, high = min(steps), max(max(steps), min(steps) + 1)
     tall = len(series) * (_HEIGHT + _TOP) + 20
     parts = [
@@ -35,7 +35,7 @@ def _panel(
     reach: tuple[int, int],
     mark: int,
 ) -> Iterator[str]:
-    # SVG has no NaN, so one point with NaN would invalidate the whole polyline.
+    # SVG has no NaN, and a single point with NaN would invalidate the whole polyline.
     known = [(x, y) for x, y in zip(steps, values, strict=True) if math.isfinite(y)]
     low = min([0.0, *(y for _, y in known)])
     high = max([y for _, y in known], default=1.0)

@@ -1,7 +1,7 @@
-"""95 % confidence intervals of shares, also valid for few problems.
+"""95 % confidence intervals of shares (pass rates), which are also valid for few problems.
 
 The problem is the unit of sampling, because completions of one problem are not independent (Miller
-2024, arXiv 2411.00640, section 4). `assay.run.paired` has intervals of paired differences.
+2024, arXiv 2411.00640, section 4). Intervals of paired differences are in `assay.run.paired`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEW = 10
 
 NORMAL_QUANTILE = 1.959963984540054
 """Two-sided quantile of the normal distribution at `CONFIDENCE`."""
-# Beyond 1,000 degrees of freedom, Student's 95 % quantile is within 0.2 % of the normal quantile.
+# Beyond 1,000 degrees of freedom, Student's 95 % quantile is within 0.2 % of the normal one.
 _MOST_DEGREES = 1000
 
 Interval = tuple[float, float]
@@ -35,10 +35,9 @@ def stderr_of(values: Sequence[float]) -> float | None:
 def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int]) -> float | None:
     """Return the clustered standard error of a mean; None for fewer than two clusters.
 
-        sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N
-
-    values: [N], ordered by cluster. sizes: number of values in each of C independent clusters.
-    Miller 2024 (arXiv 2411.00640), section 2.2, with the correction C / (C - 1) for few clusters.
+    The formula is sqrt(C / (C - 1) sum_c (sum_{i in c} (x_i - mean))^2) / N. values: [N],
+    ordered by cluster. sizes: number of values in each of the C independent clusters. Miller
+    2024 (arXiv 2411.00640), section 2.2, with the correction C / (C - 1) for few clusters.
     """
     if len(sizes) < 2:
         return None
@@ -50,7 +49,7 @@ def clustered_stderr(values: Sequence[float] | np.ndarray, sizes: Sequence[int])
 def share_interval(
     share: float, count: int, stderr: float | None = None, errors: float = NORMAL_QUANTILE
 ) -> Interval:
-    """Return the score interval of the mean share over ``count`` problems (Wilson 1927).
+    """Return the score interval (Wilson 1927) of a mean share over ``count`` problems.
 
     With share p, count n and z = ``errors`` (1.96 for 95 %):
 
@@ -59,8 +58,8 @@ def share_interval(
     A given ``stderr`` may increase n to the effective sample size p(1-p) / stderr^2 (z/t)^2, with
     Student's t (Korn and Graubard 1998).
     """
-    # With several completions per problem, a problem's pass rate varies less than one verdict.
-    # Wilson's interval with n problems assumes one verdict per problem, so it would be too wide.
+    # With several completions per problem, a problem's pass rate varies less than a single verdict.
+    # Wilson's interval for n problems assumes one verdict per problem, so it would be too wide.
     z, n = errors, float(count)
     if stderr and count > 1:
         n = max(n, share * (1 - share) / stderr**2 * (z / t_quantile(count - 1)) ** 2)
@@ -72,14 +71,14 @@ def share_interval(
 
 @cache
 def t_quantile(degrees: int, chance: float = 1 - CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t: the t with P(|T| > t) = ``chance``.
+    """Return the two-sided quantile of Student's t distribution: the t with P(|T| > t) =
+    ``chance``.
 
-    The method is bisection of P(|T| <= t), a finite sum for an integer number of degrees of freedom
-    (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4). For a chance below 1e-12, rounding errors
-    dominate the result.
+    Bisection inverts P(|T| <= t), which is a finite sum for integer degrees of freedom (Abramowitz
+    and Stegun 1964, 26.7.3 and 26.7.4). For a chance below 1e-12, rounding errors would dominate
+    the result.
     """
-    # The quantile is computed here, because scipy would be a core dependency for this function
-    # alone.
+    # scipy would be a core dependency for this function alone, so the quantile is computed here.
     degrees = min(degrees, _MOST_DEGREES)
     low, high = 0.0, 1e3
     for _ in range(60):
@@ -94,7 +93,7 @@ def t_p_value(t: float, degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Return P(|T| <= t) for Student's t."""
+    """Return the probability P(|T| <= t) for Student's t distribution."""
     angle = math.atan(t / math.sqrt(degrees))
     odd = degrees % 2
     term = total = math.cos(angle) if odd else 1.0
@@ -109,7 +108,7 @@ def _within(t: float, degrees: int) -> float:
 def spread_words(
     stderr: float | None, interval: Interval | None, count: int | None, style: str = ".1%"
 ) -> str:
-    """Format an uncertainty as ` ± 1.2%`, or as an interval if the standard error is unreliable.
+    """Format an uncertainty as `` ± 1.2%``; if the standard error is unreliable, as an interval.
 
     interval: None if unknown. count: number of problems. style: number format.
     """
@@ -121,18 +120,19 @@ def spread_words(
 
 
 def _tells(stderr: float | None, interval: Interval | None, count: int | None) -> TypeGuard[float]:
-    """Whether the standard error is reliable."""
-    # If all problems pass or all fail, the standard error is 0 and says nothing.
+    """Whether the standard error of an accuracy is reliable."""
+    # If all problems pass or all fail, the standard error is 0 and has no meaning.
     return bool(stderr) and (interval is None or count is None or count >= FEW)
 
 
 def share_words(row: Mapping[str, Any], style: str = ".1%") -> str:
-    """Format the uncertainty of an evaluation's accuracy."""
+    """Format the uncertainty of the accuracy in an evaluation."""
     return spread_words(row.get("eval/stderr"), *_share_interval(row), style)
 
 
 def shown_range(row: Mapping[str, Any]) -> Interval | None:
-    """Return the range that `share_words` prints, as the ends of an error bar; None if unknown."""
+    """Return the interval that `share_words` prints, as the ends of an error bar; None if
+    unknown."""
     share, stderr = row.get("eval/pass_at_1"), row.get("eval/stderr")
     interval, count = _share_interval(row)
     if share is not None and _tells(stderr, interval, count):

@@ -1,4 +1,6 @@
-"""Journals and listeners of a run. A listener gets a row after the row is in the run directory."""
+"""Journals (metrics, evaluations and events) and listeners of a run. A listener receives a row
+after the row was written to the run directory.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ CLOSE_SECONDS = 5.0
 
 
 class Journals:
-    """Journal files of a run's metrics, evaluations and events, and its listeners. Thread-safe.
+    """Journal files of a run's metrics, evaluations and events, and the listeners of the run.
+    Thread-safe.
 
-    Each listener has its own thread, so a hanging listener cannot block the run. A listener that
-    raises or lags too far behind is dropped, and an event records the reason.
+    Each listener has its own thread, so that a hanging listener cannot block the run. A listener
+    that raises or falls too far behind is removed, and an event records the reason.
     """
 
     def __init__(self, folder: Path, failed: Callable[[str, str], None]) -> None:
@@ -41,46 +44,44 @@ class Journals:
         self._failed = failed
 
     def listen(self, listener: Listener) -> None:
-        """Send all rows from now on to a listener."""
+        """Send all later rows of the journals to a listener."""
         thread = _ListenerThread(listener, self._failed)
         thread.start()
         self._threads.append(thread)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append a row to a journal, then notify the listeners."""
-        # The file is written first,
-        # because a listener must never report a row that a crash then loses.
+        """Append a row to a journal file, then send the row to the listeners."""
+        # A listener must never report a row that a crash then loses: the file is written first.
         try:
             self._files[name].append(row)
         except OSError:
-            # An alert must still report the end of a run whose disk is full.
+            # With a full disk, an alert must still report the end of the run.
             if name == "events":
                 self.notify(name, dict(row))
             raise
         self.notify(name, dict(row))
 
     def notify(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Notify the listeners, without writing to a journal."""
+        """Send a row to the listeners, without writing it to a journal."""
         for thread in self._threads:
             thread.notify(kind, row)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Return all rows of a journal."""
+        """Return all rows of a journal file."""
         return self._files[name].rows()
 
     def keep(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Remove all rows from a journal for which ``wanted`` is false."""
+        """Keep only those rows of a journal for which the function ``wanted`` is true."""
         self._files[name].keep(wanted)
 
     def sync(self) -> None:
-        """Sync all journals to disk, so that their rows survive a power failure."""
+        """Sync all journal files to disk, so that their rows survive a power failure."""
         for file in self._files.values():
             file.sync()
 
     def close(self) -> None:
-        """Wait briefly for the listeners, then close the files."""
-        # The threads stop before the files close,
-        # because a failing listener writes an event to a file.
+        """Wait briefly for the listeners, then close the journal files."""
+        # A failing listener writes an event to a file, so the threads stop before the files close.
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.close()
@@ -89,10 +90,10 @@ class Journals:
 
 
 class _ListenerThread(threading.Thread):
-    """The thread and the queue of one listener."""
+    """The thread and the queue of rows of one listener."""
 
     def __init__(self, listener: Listener, failed: Callable[[str, str], None]) -> None:
-        # The thread is a daemon, so that a hanging listener cannot keep the process alive.
+        # The thread is a daemon thread, so that a hanging listener cannot keep the process alive.
         super().__init__(name="run-listener", daemon=True)
         self._listener, self._failed = listener, failed
         self._waiting: queue.Queue[tuple[str, Mapping[str, Any]] | None] = queue.Queue(MOST_WAITING)
@@ -114,7 +115,7 @@ class _ListenerThread(threading.Thread):
                     self._listener(*item)
                 elif close is not None:
                     close()
-            # Listeners run user code, or write to a terminal that may be closed.
+            # Listeners run user code, or write to a terminal that may have been closed.
             except (Exception, SystemExit) as error:  # from a listener
                 self._give_up(f"{type(error).__name__}: {error}".rstrip(": "))
             if item is None:

@@ -1,8 +1,8 @@
-"""Metrics of a step, from its groups and verdicts. Rates are in 0..1.
+"""Metrics of a training step, computed from its groups and verdicts. Rates are in 0..1.
 
-The key of a metric starts with one of `TIMING_PREFIXES` if its value depends on the clock, on the
-machine, or on a kill during the step. All other metrics of a resumed run equal those of an
-uninterrupted run.
+The key of a metric begins with one of `TIMING_PREFIXES` if its value depends on the clock, on the
+machine, or on a kill during the step. All metrics without such a prefix are equal in a resumed and
+in an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from assay.types import UNREAD_CALL, Completion, Group, Verdict
 
 
 class StepUpdate(Protocol):
-    """Result of a learner's update, as `Run.finish_step` reads it.
+    """Result of a learner's update, which `Run.finish_step` reads.
 
     metrics: metrics of the update. batch, advantages_T: data for the rollout log; None if the step
-    sampled nothing.
+    had no rollouts.
     """
 
     @property
@@ -41,18 +41,18 @@ _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
 
 
 def is_timing(key: str) -> bool:
-    """Whether a metric depends on the clock or the machine."""
+    """Whether a metric depends on the clock or on the machine."""
     return key.startswith(TIMING_PREFIXES) or key.endswith("/seconds")
 
 
 def rollout_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str] = ()
 ) -> dict[str, float]:
-    """Compute the metrics of a step's rollouts.
+    """Compute the metrics of the rollouts of a step.
 
-    parts: names of the parts of a mixture. Each part has additional metrics.
+    parts: names of the mixture's parts. Each part has additional metrics.
     """
-    # A metric without values is omitted, because a value of 0 would look like a measurement.
+    # A metric without values is omitted, because the value 0 would look like a measurement.
     found: dict[str, list[float]] = defaultdict(list)
     rewarded: list[float] = []
     num_sampled = 0
@@ -87,18 +87,18 @@ def rollout_metrics(
 def _part_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], parts: Collection[str]
 ) -> dict[str, float]:
-    """Return the metrics of each part of a mixture, with keys such as ``mixture/NAME.passed``.
+    """Return the metrics of each mixture part, with keys such as ``mixture/NAME.passed``.
 
-    reward: mean reward. passed: share of judged completions that passed. mixed: share of groups
-    with both passed and failed completions. length: mean number of tokens. truncated: share of
-    truncated completions. not_judged: share of completions that were not judged. If a part has no
-    groups in this step, its metrics are omitted.
+    reward: mean reward. passed: share of the judged completions that passed. mixed: share of the
+    groups with both passed and failed completions. length: mean number of tokens. truncated: share
+    of truncated completions. not_judged: share of the completions that were not judged. A mixture
+    part without groups in this step has no metrics.
     """
     found: dict[str, float] = {}
     pairs = list(zip(groups, verdicts, strict=True))
     for name in parts:
-        # If several tags name parts, the first such tag counts.
-        # A group may belong to no part, because a resume may change the parts.
+        # If several tags of a problem name mixture parts, the first of these tags counts.
+        # A resume may change the mixture's parts, so a group may belong to no part.
         own = [
             (group, judged)
             for group, judged in pairs
@@ -120,15 +120,15 @@ def _part_metrics(
 
 
 def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
-    """Return the shares of groups of each kind, and their mean spread of rewards.
+    """Return the shares of groups by their verdicts, and the mean spread of rewards in a group.
 
-    all_pass, all_fail, mixed: shares of the groups with a judged completion, which add up to 1.
-    shaped_only: share of groups whose completions all passed or all failed with different rewards,
-    so that their gradient comes from shaping alone. all_fail_equal: share of groups whose
-    completions all failed with equal rewards. not_judged: share of all groups that have no judged
-    completion. often_not_judged: share of all groups in which at least a quarter of the
-    completions, and at least two, were not judged. reward_std: mean standard deviation of the
-    rewards within a group.
+    all_pass, all_fail, mixed: shares of the groups that have a judged completion; the three shares
+    add up to 1. shaped_only: share of groups with equal verdicts but different rewards, so that the
+    gradient comes from reward shaping alone. all_fail_equal: share of groups whose completions all
+    failed with equal rewards. not_judged: share of all groups that have no judged completion.
+    often_not_judged: share of all groups in which at least a quarter of the completions, and at
+    least two, were not judged. reward_std: standard deviation of the rewards within a group, as the
+    mean over groups.
     """
     counts = {"all_pass": 0, "all_fail": 0, "mixed": 0, "shaped_only": 0, "all_fail_equal": 0}
     num_judged, spreads = 0, list[float]()
@@ -159,16 +159,17 @@ def _group_metrics(verdicts: Sequence[Sequence[Verdict]]) -> dict[str, float]:
 def _diversity_metrics(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
 ) -> dict[str, float]:
-    """Return measures of diversity within groups, as means over groups of two or more completions.
+    """Return measures of diversity within a group, as means over groups of two or more completions.
 
-    distinct_texts: share of distinct texts. distinct_answers: number of distinct extracted answers.
+    distinct_texts: share of distinct texts. distinct_answers: number of distinct extracted answers
+    in a group.
     """
     texts, answers = list[float](), list[int]()
     for group, judged in zip(groups, verdicts, strict=True):
         if len(group.completions) < 2:
             continue
         texts.append(len({one.text for one in group.completions}) / len(group.completions))
-        # Answers that passed count as one answer, because the verifier accepts all of them.
+        # All answers that passed count as one answer, because the verifier accepts them as equal.
         said = {
             True if one.correct else one.extracted
             for one in judged
@@ -180,8 +181,8 @@ def _diversity_metrics(
 
 
 def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of questions whose rendered prompt equals that of another question."""
-    # The share is 0 for correct data, and 1 for a chat template that omits the question.
+    """Return the share of questions whose rendered prompt equals the prompt of another question."""
+    # The share is 0 for correct data, and 1 if the chat template omits the question.
     prompts = {group.problem.question: group.prompt.tokens.tobytes() for group in groups}
     counts = Counter(prompts.values())
     shared = sum(counts[one] > 1 for one in prompts.values())
@@ -189,18 +190,19 @@ def _prompt_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def repeated(tokens: np.ndarray, n: int = 8, most: int = 2048) -> float:
-    """Return the share of n-grams that occurred earlier in a completion, in its last tokens.
+    """Return the share of n-grams at the end of a completion that occurred earlier in the
+    completion.
 
-    most: number of the last tokens to compare.
+    most: number of tokens at the end of the completion to examine.
     """
-    # A completion that loops does so until the token limit, so its end shows the loop.
+    # A completion that loops does so until the token limit, so the loop shows at the end.
     tokens = tokens[-most:].astype(np.int64)
     num_runs = len(tokens) - n + 1
     if num_runs < 2:
         return 0.0
     codes = np.zeros(num_runs, np.int64)
-    # Each n-gram is compared by a 64-bit hash.
-    # A collision is unlikely: two n-grams collide with probability 2^-64.
+    # N-grams are compared by their 64-bit hashes.
+    # Two different n-grams have equal 64-bit hashes with probability 2^-64.
     for place in range(n):
         codes = codes * np.int64(6364136223846793005) + tokens[place : place + num_runs] + 1
     return 1.0 - len(np.unique(codes)) / num_runs
@@ -240,8 +242,8 @@ def _length_metrics(completions: Sequence[Completion]) -> dict[str, float]:
 
 
 def _num_unread_calls(completion: Completion) -> int:
-    """Return the number of tool calls in a completion that no parser could read."""
-    # Calls are counted in the text and not by the tools, so that a replay gives the same number.
+    """Return the number of tool calls in a completion that the parser could not read."""
+    # Calls are counted in the text instead of by the tools, so a replay gives the same number.
     ends = [end for _, end in completion.said]
     starts = [*(start for start, _ in completion.said[1:]), len(completion.text)]
     injected = zip(ends, starts, strict=True) if ends else ()
@@ -259,7 +261,8 @@ def most_common_reason(verdicts: Sequence[Sequence[Verdict]]) -> str:
 def timing_metrics(
     seconds: Mapping[str, float], step_seconds: float, elapsed_seconds: float, num_tokens: float
 ) -> dict[str, float]:
-    """Return the seconds and the tokens per second of each phase and of the whole step."""
+    """Return the seconds and the tokens per second of each phase of a step, and of the whole
+    step."""
     phases = {name: value for name, value in seconds.items() if name != "step"}
     metrics = {f"time/{name}": value for name, value in phases.items()}
     metrics["time/step"] = step_seconds
@@ -272,9 +275,9 @@ def timing_metrics(
 
 
 def memory_metrics() -> dict[str, float]:
-    """Return the peak memory of this process so far, and of its CUDA devices, in MiB."""
+    """Return the peak memory of this process and of its CUDA devices so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux reports ru_maxrss in KiB, and macOS in bytes.
+    # ru_maxrss is in KiB on Linux, and in bytes on macOS.
     bytes_per_unit = 1 if sys.platform == "darwin" else 1024
     metrics = {"memory/peak_mib": peak * bytes_per_unit / 2**20}
     torch = sys.modules.get("torch")
@@ -286,7 +289,8 @@ def memory_metrics() -> dict[str, float]:
 
 
 def find_non_finite(metrics: Mapping[str, float]) -> str | None:
-    """Return the name of a loss or gradient metric that is NaN or infinite, else None."""
+    """Return the name of a loss or gradient metric that is NaN or infinite; None if all are
+    finite."""
     for name, value in metrics.items():
         if name.startswith(("loss/", "optimizer/")) and not math.isfinite(value):
             return name

@@ -15,7 +15,7 @@ from assay.run.rollback import newest_stop
 
 
 def find_checkpoint(name: str) -> Path | None:
-    """Return the folder of the named checkpoint; None if the name does not refer to a checkpoint.
+    """Return the folder of a named checkpoint; None if the text is not a name of a checkpoint.
 
     ``RUN@120`` is the checkpoint of step 120, ``RUN@best`` the best on held-out problems, and
     ``RUN@last`` the newest. Plain ``RUN`` also means the newest checkpoint, but raises RunError if
@@ -25,7 +25,7 @@ def find_checkpoint(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if _is_checkpoint(folder):
         return _checked(folder)
-    # A name may also refer to one component of a checkpoint, such as its critic.
+    # A name may also refer to one component of a checkpoint, such as the critic.
     if folder.is_dir() and _is_checkpoint(folder.parent):
         return _checked(folder.parent) / folder.name
     run, which = folder, ""
@@ -44,8 +44,8 @@ def find_checkpoint(name: str) -> Path | None:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run that contains a checkpoint folder; None for a folder outside of a run."""
-    # The parent of a one-word path is the working directory, which may contain a config.toml.
+    """Return the run to which a checkpoint folder belongs; None for a folder outside of any run."""
+    # The parent of a one-word path is the working directory, which may itself have a config.toml.
     if checkpoint.absolute().parent.name != "checkpoints":
         return None
     run = checkpoint.parent.parent
@@ -53,14 +53,14 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def check_place(name: str, where: str) -> None:
-    """Raise RunError if a name can only be a path, and the path does not exist.
+    """Raise RunError if a name can only be a path and this path does not exist.
 
     ``OWNER/NAME`` may also be a model on the Hugging Face Hub, unless ``OWNER`` is a folder of
     runs.
     """
-    # Without this check, a mistyped path such as runs/nope would be requested from the hub.
+    # Without this check, the hub would be asked for a mistyped path such as runs/nope.
     folder = Path(name).expanduser()
-    # `find_checkpoint` reports faults of names such as ``RUN@best``.
+    # `find_checkpoint` reports errors in names such as ``RUN@best``.
     if folder.exists() or "@" in name:
         return
     runs = sorted(one.parent.name for one in folder.parent.glob("*/config.toml"))
@@ -83,8 +83,8 @@ def _is_checkpoint(folder: Path) -> bool:
     if is_named_so and folder.is_dir() and (checkpoints.parent / "config.toml").is_file():
         return True
     manifest = folder / MANIFEST
-    # Other programs may also write a manifest.json, so its content decides.
-    # An unreadable manifest counts as a checkpoint, because it may belong to a damaged one.
+    # Other programs also write files named manifest.json, so the content decides.
+    # An unreadable manifest may belong to a damaged checkpoint, so it counts as one.
     return manifest.is_file() and "files" in (read_json(manifest) or ("files",))
 
 
@@ -101,7 +101,9 @@ def _checked(folder: Path) -> Path:
 
 
 def _choose(run: Path, which: str) -> Path:
-    """Return the checkpoint folder for the text after "@": empty, ``last``, ``best`` or a step."""
+    """Return the checkpoint folder for the part of a name after "@": empty, ``last``, ``best`` or a
+    step.
+    """
     checkpoints = _checkpoints(run)
     steps = checkpoints.steps()
     if not steps:
@@ -125,8 +127,8 @@ def _choose(run: Path, which: str) -> Path:
 
 
 def _guard_stop(run: Path, newest: int) -> str:
-    """Return why the plain name ``RUN`` is refused; "" if the guard has not stopped the run."""
-    # After a guard stop, the newest checkpoint contains the policy that the guard rejected.
+    """Return the reason to refuse the plain name ``RUN``; "" unless the guard stopped the run."""
+    # After a guard stop, the newest checkpoint has the policy that the guard rejected.
     stop = newest_stop(run)
     if stop is None or int(stop.get("step") or 0) < newest:
         return ""
@@ -136,7 +138,7 @@ def _guard_stop(run: Path, newest: int) -> str:
 
 
 def _choices(run: Path) -> list[tuple[int, str]]:
-    """Return (step, text with all its names) for each checkpoint of a run, newest first."""
+    """Return (step, text with all names) for each checkpoint of a run, newest first."""
     steps, best = _checkpoints(run).steps(), _best(run)
     found: list[tuple[int, str]] = []
     for step in reversed(steps):

@@ -12,10 +12,10 @@ from assay.run.intervals import Interval, clustered_stderr, share_interval, stde
 
 
 class Opinion(NamedTuple):
-    """The statuses of a completion's verdict and of its second verdict.
+    """The status of a completion's verdict, and the status of its second verdict.
 
-    problem: id of the problem. second: status of the second verdict; None for a completion without
-    a second verdict. verifier: label of the second verifier.
+    problem: id of the problem. second: status of the second verdict; None if the completion has no
+    second verdict. verifier: label of the second verifier.
     """
 
     problem: str
@@ -31,10 +31,10 @@ class Opinion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OverruledShare:
-    """Share of the verdicts of one kind that the second verifier contradicts.
+    """Share of the accepted (or rejected) completions in which the second verifier disagrees.
 
-    value: mean over problems of the share of a problem's completions. interval: its 95 % interval.
-    num_judged, num_overruled: numbers of completions.
+    value: the share of a problem's completions, as the mean over problems. interval: its 95 %
+    interval. num_judged, num_overruled: numbers of completions.
     """
 
     value: float
@@ -45,15 +45,17 @@ class OverruledShare:
 
 
 def overruled_share(opinions: Iterable[Opinion], status: str) -> OverruledShare | None:
-    """Return the share of ``status`` verdicts that are overruled; None without second verdicts."""
+    """Return the share of the completions with verdict ``status`` that the second verifier
+    contradicts; None without second verdicts.
+    """
     by_problem: dict[str, list[bool]] = defaultdict(list)
     for one in opinions:
         if one.known and one.first == status:
             by_problem[one.problem].append(one.second != status)
     if not by_problem:
         return None
-    # Sorted, because a resumed run reads the completions in another order, and sums of floats
-    # depend on the order.
+    # A resumed run reads completions in another order, which would change the last bits of a sum.
+    # The completions are therefore sorted.
     shares = [sum(by_problem[name]) / len(by_problem[name]) for name in sorted(by_problem)]
     value = sum(shares) / len(shares)
     interval = share_interval(value, len(shares), stderr_of(shares))
@@ -62,8 +64,8 @@ def overruled_share(opinions: Iterable[Opinion], status: str) -> OverruledShare 
 
 
 def _of_completions(opinions: Iterable[Opinion], status: str) -> tuple[float, Interval]:
-    """Return the share of the completions with verdict ``status`` that are overruled; at least one
-    has a second verdict."""
+    """Return the share of a problem's completions with verdict ``status`` that the second verifier
+    contradicts; at least one completion must have a second verdict."""
     by_problem: dict[str, list[float]] = defaultdict(list)
     for one in opinions:
         if one.known and one.first == status:
@@ -78,14 +80,14 @@ def _of_completions(opinions: Iterable[Opinion], status: str) -> tuple[float, In
 
 
 def opinion_metrics(window: Sequence[Opinion], step: Sequence[Opinion]) -> dict[str, float]:
-    """Return the metrics of second verdicts. window: second opinions on the completions of the last
-    steps, with ``step``.
+    """Return the metrics of the second verdicts. window: verdict pairs of the completions in the
+    last steps, each with its ``step``.
 
-    The disagreement weights accepted and rejected completions by their shares of all judged ones,
-    because different shares of both are sampled. The interval of the disagreement is that of Zou
-    and Donner (2008). The two shares of a disagreement are shares of completions, because such
-    weights do not fit means over problems: a problem with one accepted completion would count as
-    much as a problem with eight.
+    The disagreement weights the shares of accepted and of rejected completions by their frequency,
+    because the second verifier judges different fractions of them. The interval of the disagreement
+    follows Zou and Donner (2008). Both shares are shares of completions here, because means over
+    problems do not fit such weights: a problem with one accepted completion would count as much as
+    one with eight.
     """
     asked = [one for one in step if one.second is not None]
     found = {"verifier/num_second": float(len(asked))}
@@ -124,11 +126,11 @@ OPINION_COLUMNS = ("problem_id", "status", "second_status", "second_verifier")
 
 
 def opinion_of(row: Mapping[str, str | None]) -> Opinion:
-    """Return the opinions of both verifiers in a row of the rollout log."""
+    """Return the statuses of both verdicts in a row of the rollout log."""
     problem, first, second, verifier = (row[name] for name in OPINION_COLUMNS)
     return Opinion(problem or "", first or "not_judged", second, verifier)
 
 
 def of_one_verifier(opinions: Iterable[Opinion], labels: Collection[str | None]) -> list[Opinion]:
-    """Remove the second verdicts of other verifiers, for example from before a resume."""
+    """Remove second verdicts of other second verifiers, for example from before a resume."""
     return [one if one.verifier in labels else Opinion(*one[:2]) for one in opinions]

@@ -1,8 +1,8 @@
 """Paired comparison of two policies A and B on the same problems: is B better than A?
 
-All comparisons use this module: of models, of runs, of two evaluations, of a gate's candidate with
-its reference, of a search with plain sampling. Pairing removes the difficulty of the problems from
-the error. The problem is the unit of sampling, because completions of one problem are not
+All comparisons use this module: of models, of runs, of two evaluations, of a gate's candidate, and
+of searches with plain sampling. Pairing by problem removes the differences in difficulty from the
+standard error. The problem is the unit of sampling, because completions of one problem are not
 independent (Miller 2024, arXiv 2411.00640, section 4).
 """
 
@@ -25,10 +25,10 @@ _MOST_POINTS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Gain in accuracy of B over A, over the problems judged for both.
+    """Gain in accuracy of policy B over policy A, on the problems that were judged for both.
 
     value: mean difference per problem. stderr: paired standard error of the mean difference; None
-    for one problem. interval: 95 % interval of `paired_interval`.
+    for a single problem. interval: 95 % interval, computed by `paired_interval`.
     """
 
     value: float
@@ -51,7 +51,9 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Pass rates of A and B on the problems judged for both. ids: ids of the compared problems."""
+    """Pass rates of policies A and B on the problems that were judged for both. ids: ids of the
+    compared problems.
+    """
 
     ids: tuple[str, ...] = ()
     a: tuple[float, ...] = ()
@@ -61,7 +63,9 @@ class Paired:
     def of(
         cls, a: Mapping[str, float], b: Mapping[str, float], ids: Iterable[str] | None = None
     ) -> Paired:
-        """Pair pass rates by problem id. ids: problems to include; None: all problems of A."""
+        """Pair the pass rates of two policies by problem id. ids: ids of the problems to include;
+        None means all problems of A.
+        """
         both = tuple(id for id in (a if ids is None else ids) if id in a and id in b)
         return cls(both, tuple(a[id] for id in both), tuple(b[id] for id in both))
 
@@ -76,7 +80,7 @@ class Paired:
 
     @property
     def differences(self) -> list[float]:
-        """Pass rate of B minus pass rate of A, for each problem."""
+        """Difference in pass rate, B minus A, for each problem."""
         return [after - before for before, after in zip(self.a, self.b, strict=True)]
 
     @property
@@ -91,40 +95,43 @@ class Paired:
 
     @property
     def gain(self) -> Gain | None:
-        """Gain in accuracy of B over A; None without problems."""
+        """Gain in accuracy of policy B over policy A; None without common problems."""
         return gain_of(self.differences) if self.ids else None
 
     @property
     def p_value(self) -> float | None:
-        """Two-sided p value of the exact paired test (`sign_flip_p`); None without problems."""
+        """Two-sided p value of the exact paired test (`sign_flip_p`); None without common
+        problems."""
         return sign_flip_p(self.differences) if self.ids else None
 
 
 def gain_of(differences: Sequence[float]) -> Gain:
-    """Return the gain from the differences B minus A of at least one problem."""
+    """Return the gain, computed from the differences B minus A of at least one problem."""
     interval = paired_interval(differences)
     return Gain(float(np.mean(differences)), stderr_of(differences), len(differences), interval)
 
 
 def paired_rows(first: Mapping[str, Any], last: Mapping[str, Any]) -> Paired:
-    """Pair two evaluations by problem; the result is empty without results per problem."""
+    """Pair two evaluations by problem; without results per problem, the result is empty."""
     before, after = (row.get("eval/by_problem") or {} for row in (first, last))
     return Paired.of(before, after)
 
 
 def gain_between(first: Mapping[str, Any], last: Mapping[str, Any]) -> Gain | None:
-    """Return the paired gain between two evaluations; None without results per problem."""
+    """Return the gain between two evaluations, paired by problem; None without results per
+    problem."""
     return None if first is last else paired_rows(first, last).gain
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
     """Return a 95 % interval of the mean of paired differences, each in [-1, 1].
 
-    The interval is Student's, mean ± t e with standard error e. If all differences are -1, 0 or 1
-    (one completion per problem), or all are equal, the interval is the adjusted Wald interval of
+    It is Student's interval, mean ± t e, with the standard error e. If all differences are -1, 0 or
+    1 (one completion per problem), or all are equal, the interval is the adjusted Wald interval of
     Bonett and Price (2012), which adds one gained and one lost problem.
     """
-    # Student's interval has no width if all differences are equal. The Wald interval always has.
+    # If all differences are equal, Student's interval would have the width 0.
+    # The Wald interval always has.
     count, error = len(differences), stderr_of(differences)
     if error and not all(one in (-1, 0, 1) for one in differences):
         mean, half = float(np.mean(differences)), t_quantile(count - 1) * error
@@ -145,30 +152,30 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     exact test. Differences without a small common denominator are rounded to multiples of 1/131,072
     of the sum of their absolute values.
     """
-    # The sign patterns are not enumerated, because there are 2^n patterns.
-    # The product of the characteristic functions cos(d w) on a grid counts all patterns at once
-    # (Pagano and Tritchler 1983).
+    # There are 2^n patterns of signs, too many to enumerate.
+    # The characteristic functions cos(d w), multiplied on a grid, count all sign patterns at once.
+    # See Pagano and Tritchler (1983).
     sizes = _whole_numbers(differences)
     total, observed = sum(abs(one) for one in sizes), abs(sum(sizes))
     if not observed:
         return 1.0
     num_points = 2 ** (2 * total + 1).bit_length()
-    # The characteristic function is even, so half of the grid suffices.
+    # The characteristic function is even, so half of the grid is sufficient.
     angles = 2 * np.pi * np.arange(num_points // 2 + 1) / num_points
     product = np.ones(len(angles))
     for size, count in Counter(abs(one) for one in sizes if one).items():
         product *= np.cos(size * angles) ** count
-    # The probability of a sum k is at index k modulo num_points.
+    # The probability of a sum k of signed differences is at the index k modulo num_points.
     chances = np.fft.irfft(product, num_points)
     both = float(chances[observed : num_points - observed + 1].sum())
     num_nonzero = sum(one != 0 for one in sizes)
-    # The p value has a lower limit, because FFT rounding could give 0 for a tiny p value.
-    # The observed signs and their mirror image always count, so the least p value is 2 / 2^n.
+    # The p value has a lower limit, because FFT rounding errors could make a tiny p value 0.
+    # The observed signs and their mirror image always count, so the p value is at least 2 / 2^n.
     return min(1.0, max(both, 2.0 ** (1 - num_nonzero)))
 
 
 def _whole_numbers(differences: Sequence[float]) -> list[int]:
-    """Return the differences as integer multiples of a common unit, rounded for a tiny unit."""
+    """Return the differences as integer multiples of a common unit; a too small unit is rounded."""
     exact = [Fraction(one).limit_denominator(_MOST_POINTS) for one in differences]
     unit = math.lcm(*(one.denominator for one in exact))
     extent = float(sum(abs(one) for one in exact))
@@ -177,9 +184,9 @@ def _whole_numbers(differences: Sequence[float]) -> list[int]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct p values for multiple testing (Holm 1979).
+    """Correct p values for multiple testing by Holm's method (1979).
 
-    The p values are returned in the order of the input.
+    The corrected p values are in the order of the input.
     """
     order = sorted(range(len(p_values)), key=lambda n: p_values[n])
     adjusted, least = [0.0] * len(p_values), 0.0

@@ -1,4 +1,5 @@
-"""Progress display of a run: live in a terminal or a notebook, else plain lines of text."""
+"""Progress display of a run: updated in place in a terminal or a notebook, or else lines of
+text."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ _WINDOW = 32
 
 
 class SamplingCall(Protocol):
-    """State of a generator call, reported at each decoding step."""
+    """State of a generator call, which the generator reports at each decoding step."""
 
     @property
     def num_wanted(self) -> int: ...
@@ -71,7 +72,9 @@ class SamplingCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HowFar:
-    """Progress of a sampling task. call: newest generator call within the task."""
+    """Progress of a sampling task. call: number of the newest generator call within the current
+    task.
+    """
 
     what: str
     num_completions: int
@@ -80,7 +83,7 @@ class HowFar:
 
     @property
     def numbers(self) -> str:
-        """Text of the counts and the speed, without the name of the work."""
+        """Text of the counts and the speed, without the name of the current work."""
         of = f"{self.num_completions:,} of {self.num_wanted:,} completions"
         return f"{of}, {self.call.tokens:,} tokens, {self.call.tokens_per_second:,.0f} tokens/s"
 
@@ -89,10 +92,11 @@ class HowFar:
 
 
 class SamplingWatch:
-    """Receives the progress reports of a generator, and shows some of them.
+    """Receives the progress reports of a generator, and displays some of them.
 
-    every: minimum number of seconds between two shown reports. Other output also counts as a shown
-    report; `showed` announces it. If any report of a call was shown, its last report is shown too.
+    every: minimum number of seconds between two displayed reports. Other output also counts as a
+    displayed report; the method `showed` announces other output. If any report of a generator call
+    was displayed, its last report is displayed too.
     """
 
     def __init__(self, show: Callable[[HowFar], None], every: float = _SAMPLING_EVERY) -> None:
@@ -105,13 +109,13 @@ class SamplingWatch:
         self._shown: SamplingCall | None = None
 
     def __call__(self, call: SamplingCall) -> None:
-        """Receive the progress of a generator call."""
+        """Receive a progress report of a generator call."""
         self._heard = time.monotonic()
         if call is not self._call:
             if self._call is not None and self._num_wanted:
                 self._num_before += self._call.num_completions
             self._call = call
-        # The last report of a call is always shown, so that a visible count reaches its total.
+        # A call's last report is always displayed, so that a visible count reaches its total.
         ended = self._shown is call and call.num_completions == call.num_wanted
         if ended or self.is_due:
             self._shown = call
@@ -121,21 +125,23 @@ class SamplingWatch:
 
     @property
     def is_due(self) -> bool:
-        """Whether the minimum interval without output has passed."""
+        """Whether the minimum time since the last output has passed."""
         return time.monotonic() - self._last >= self._every
 
     @property
     def is_silent(self) -> bool:
-        """Whether the generator has not reported for `_SILENT_AFTER` seconds."""
+        """Whether the generator has sent no report for `_SILENT_AFTER` seconds."""
         return time.monotonic() - self._heard >= _SILENT_AFTER
 
     def showed(self) -> None:
-        """Restart the interval between shown reports, because other output was shown."""
+        """Restart the time between displayed reports, because other output was displayed."""
         self._last = time.monotonic()
 
     @contextmanager
     def doing(self, what: str, num_wanted: int) -> Iterator[None]:
-        """Count all generator calls in this context as one task of ``num_wanted`` completions."""
+        """Count all generator calls in this context as one task that samples ``num_wanted``
+        completions.
+        """
         self._what, self._num_wanted, self._num_before = what, num_wanted, 0
         self._call = None
         try:
@@ -153,17 +159,17 @@ class NotebookDisplay:
         self._shown = float("-inf")
 
     def update(self, shown: ConsoleRenderable) -> None:
-        """Replace the content of the display, at most once per `_LIVE_EVERY` seconds."""
+        """Replace the content of the notebook cell, at most once per `_LIVE_EVERY` seconds."""
         self._newest = shown
         if time.monotonic() - self._shown >= _LIVE_EVERY:
             self.stop()
 
     def stop(self) -> None:
-        """Show the newest content if it is not shown yet."""
+        """Display the newest content, unless it is displayed already."""
         if self._newest is None:
             return
         text = io.StringIO()
-        # Jupyter kernels set FORCE_COLOR, which rich obeys, but HTML cannot show color codes.
+        # Jupyter kernels set FORCE_COLOR, which rich obeys, although HTML cannot show color codes.
         plainly: dict[str, Any] = {"force_terminal": False, "color_system": None}
         console = Console(file=text, width=_NOTEBOOK_WIDTH, force_jupyter=False, **plainly)
         console.print(self._newest)
@@ -171,7 +177,7 @@ class NotebookDisplay:
         page = {"text/plain": plain, "text/html": f"<pre>{html.escape(plain)}</pre>"}
         self._newest, self._shown = None, time.monotonic()
         if self._handle is None:
-            # The import is late, because IPython exists only in a notebook.
+            # IPython exists only in a notebook, so the import happens here.
             from IPython.display import display  # pyright: ignore[reportMissingImports]
 
             self._handle = display(page, raw=True, display_id=True)
@@ -180,13 +186,14 @@ class NotebookDisplay:
 
 
 class Progress:
-    """Progress display of a run on standard error. The progress display is a `Listener` of the run.
+    """Progress display of a run on standard error. The progress display receives the rows of the
+    run as a `Listener`.
 
     A terminal or notebook shows a progress bar, the newest metrics, the reward curve, and the
-    progress of sampling. Any other output gets a line per step, at most one line every 5 s, and a
-    line for long work. A quiet display shows nothing. evaluate_every, max_minutes: configured
-    values, for the estimate of the remaining time. evaluations: evaluations so far. sampling:
-    receives the generator's reports.
+    progress of sampling. Without a terminal or notebook, the display prints a line per step, at
+    most one line every 5 s, and a line for each long work. A quiet display shows nothing.
+    evaluate_every, max_minutes: configured values, from which the remaining time is estimated.
+    evaluations: evaluations so far. sampling: receives the generator's reports.
     """
 
     def __init__(
@@ -220,7 +227,7 @@ class Progress:
         self.sampling = SamplingWatch(self._show_sampling, every)
 
     def __call__(self, kind: str, row: Row) -> None:
-        """Show a finished step, an evaluation, the progress of long work, or a note."""
+        """Display a finished step, an evaluation, the progress of long work, or a note."""
         if kind == "metrics":
             self._step(row["step"], row)
         elif kind == "evaluations":
@@ -232,8 +239,7 @@ class Progress:
 
     def _step(self, step: int, metrics: Row) -> None:
         elapsed = metrics.get("time/elapsed", 0.0)
-        # The pace excludes evaluations, because they run every few steps and `eta` counts them
-        # separately.
+        # The pace excludes evaluations: they run every few steps, and `eta` counts them separately.
         self._pace.append((step, elapsed - self._seconds_evaluating))
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
@@ -247,10 +253,11 @@ class Progress:
                 self._print(self._line(step, metrics))
 
     def _working(self, row: Row) -> None:
-        """Show long work at once on a live display, and elsewhere after 30 s without other output.
+        """Display long work: at once if the display updates in place, or else after 30 s without
+        other output.
 
-        While the generator reports its tokens, only the generator's reports are shown, because they
-        have more detail.
+        While the generator reports its tokens, other progress reports are not displayed, because
+        they have fewer details.
         """
         if row["what"] in ("generate", "evaluate") and not self.sampling.is_silent:
             return
@@ -281,7 +288,9 @@ class Progress:
             self._live = None
 
     def eta(self, step: int) -> float | None:
-        """Estimate the seconds until the end of the run: recent pace, plus future evaluations."""
+        """Estimate the seconds until the end of the run from the recent pace, plus the time of
+        future evaluations.
+        """
         if self.num_steps is None or len(self._pace) < 2:
             return None
         (first, started), (last, now) = self._pace[0], self._pace[-1]
@@ -345,9 +354,9 @@ def working_words(row: Row) -> str:
 def evaluation_seconds_left(
     evaluations: Sequence[Row], every: int | None, step: int, num_steps: int | None
 ) -> float:
-    """Estimate the seconds of all evaluations from ``step`` on.
+    """Estimate the total seconds of all evaluations from ``step`` on.
 
-    Each future evaluation is assumed to take as long as the newest one.
+    Each future evaluation is assumed to take as long as the newest evaluation.
     """
     if num_steps is None or not evaluations:
         return 0.0
@@ -360,7 +369,7 @@ def evaluation_seconds_left(
 
 
 def sparkline(values: deque[float] | list[float]) -> str:
-    """Draw values as a line of block characters, scaled from the lowest to the highest value."""
+    """Draw values as a line of block characters, scaled from the lowest value to the highest."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)

@@ -1,7 +1,7 @@
-"""State of the process-wide random generators, saved in every checkpoint.
+"""State of the process-wide random generators, which every checkpoint contains.
 
-Assay computes its own random numbers from keys and needs no generator state. User code, such as a
-verifier, a guard rule or a model, may use the process-wide generators.
+Assay derives its own random numbers from keys, and needs no state of a random generator. User code,
+such as a verifier, a guard rule or a model, may use process-wide random generators.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class GlobalRandomState:
 
     @staticmethod
     def seed(seed: int) -> None:
-        """Seed `random`, NumPy's legacy generator, and torch if it is loaded."""
-        # A run that is killed before its first checkpoint then restarts with the same numbers.
+        """Seed `random`, NumPy's legacy generator and, if torch is loaded, torch."""
+        # A run that is killed before its first checkpoint then restarts with equal random numbers.
         random.seed(seed)
         # NumPy's legacy generator accepts only 32-bit seeds.
         np.random.seed(seed % 2**32)
@@ -34,8 +34,7 @@ class GlobalRandomState:
 
     def state_copy(self) -> SavedRandomState:
         """Copy the current states."""
-        # The state is stored as JSON:
-        # NumPy's legacy tuple contains only integers and a float, which JSON stores exactly.
+        # NumPy's legacy state has only integers and a float, which JSON stores exactly.
         _, keys, *rest = np.random.get_state(legacy=True)
         states: dict[str, Any] = {
             "python": random.getstate(),
@@ -49,11 +48,13 @@ class GlobalRandomState:
         return SavedRandomState(states)
 
     def save_state(self, folder: Path) -> None:
-        """Write the states as JSON. Equal states give equal files, byte for byte."""
+        """Write the states as JSON. Equal random states give equal files, byte for byte."""
         self.state_copy().save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore the states. States of devices that this machine lacks are ignored."""
+        """Restore the states. The saved random states of devices that this machine lacks are
+        ignored.
+        """
         states = json.loads((folder / _FILE).read_text())
         version, words, gauss = states["python"]
         random.setstate((version, tuple(words), gauss))
@@ -67,7 +68,7 @@ class GlobalRandomState:
 
 
 class SavedRandomState(GlobalRandomState):
-    """Copy of the generator states at one point in time."""
+    """Copy of the random states at one point in time."""
 
     def __init__(self, states: dict[str, Any]) -> None:
         self._states = states

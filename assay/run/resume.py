@@ -26,15 +26,16 @@ def check_beginning(
 ) -> None:
     """Raise RunError if a run has no valid checkpoint, although it has saved one before.
 
-    A run that was killed before its first checkpoint may start over. rows, events: metrics and
-    events of the run. every: steps between checkpoints. damaged: faults of existing checkpoints.
+    A run may start over if it was killed before its first checkpoint. rows, events: rows of the
+    run's metrics and of its events. every: steps between checkpoints. damaged: faults of existing
+    checkpoints.
     """
     done = max((int(row.get("step") or 0) for row in rows), default=0)
     had_one = done > every or any(event.get("checkpoint") for event in events)
     if not damaged and not had_one:
         return
     found = "; ".join(damaged) or "its checkpoints are missing"
-    # A restart from step 0 would train all steps again, and overwrite weights that still exist.
+    # A restart from step 0 would train all steps again, and overwrite existing weights.
     raise RunError(
         f"{folder}: {done} steps are done, and no checkpoint is whole ({found}); nothing was "
         f"changed; restore the files from a copy, or start a new run: "
@@ -45,15 +46,16 @@ def check_beginning(
 def check_has_use(
     folder: Path, step: int, num_steps: int | None, changes: Sequence[str], early: bool = False
 ) -> None:
-    """Raise RunError if a finished run is resumed with settings that no step would use.
+    """Raise RunError if a finished run is resumed with changed settings that no further step would
+    use.
 
-    changes: settings that affect a step. early: the run ended by ``evaluation.patience``.
+    changes: changed settings that affect a training step. early: whether the run ended by
+    ``evaluation.patience``.
     """
     done = early or (num_steps is not None and step >= num_steps)
     if not changes or not step or not done:
         return
-    # A resume would save the unused settings,
-    # and config.toml would then describe steps that never ran.
+    # A resume would save settings that are not used, and config.toml would then be wrong.
     how = f"it finished early, after step {step}" if early else f"all {step} steps are done"
     found = f"{how}, so no step would use {'; '.join(changes)}"
     accepted = "also a larger number of steps or epochs"
@@ -63,8 +65,8 @@ def check_has_use(
 
 
 def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
-    """Return lines of text for display about a resumed run. facts: its event ``resumed``."""
-    # The torch version, the instruction set and the thread count determine the order of summation.
+    """Return lines of text about a resumed run, for display. facts: its event ``resumed``."""
+    # The torch version, the instruction set and the thread count set the order of summation.
     bits = "the result may differ in the last bits"
     notes = [f"warning: {one}; going on from an older one" for one in facts["damaged"]]
     notes += [
@@ -82,10 +84,10 @@ def notes_on_resume(facts: Mapping[str, Any], checkpoints: Path) -> list[str]:
 
 
 def stretched_schedule(before: TrainConfig, now: TrainConfig, rate: float | None) -> str | None:
-    """Return a warning if a changed length of the run changes its learning-rate schedule.
+    """Return a warning if a new length of the run changes its learning-rate schedule.
 
-    rate: learning rate of the last step, which the text states. If no setting that affects a step
-        has changed, the result is None.
+    rate: learning rate at the last step, which the warning states. The result is None if no setting
+        that affects a training step has changed.
     """
     # A constant learning rate does not depend on the length of the run.
     kind, stage = now.optimizer.schedule, now.stage

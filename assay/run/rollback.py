@@ -1,6 +1,7 @@
 """Rollback of a run to an earlier checkpoint, and approvals after a severe guard stop.
 
-A rollback moves data after the checkpoint to the run's folder ``rolled_back/``. It removes nothing.
+A rollback moves all data after the checkpoint to the folder ``rolled_back/`` of the run. It removes
+nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from assay.run.evaluation_log import FOLDER
 class RolledBack:
     """Result of a rollback.
 
-    to: step of the checkpoint. before: newest step before the rollback. kept: folder with the data
-    of later steps.
+    to: step of the checkpoint. before: number of the newest step before the rollback. kept: folder
+    to which the data of later steps was moved.
     """
 
     run: str
@@ -35,7 +36,7 @@ class RolledBack:
     kept: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a dictionary for JSON."""
+        """Return the fields of the rollback as a dictionary for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -46,11 +47,12 @@ class RolledBack:
 
 
 def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
-    """Make the checkpoint of step ``to`` the newest one of a run.
+    """Make the checkpoint of step ``to`` the newest state of a run.
 
-    The event of a rollback records who requested the rollback, and why.
+    The event of the rollback records who requested the rollback, and why.
 
-    Raises RunError if the checkpoint is missing or damaged, or if it is already the newest state.
+    Raises RunError if the checkpoint is missing or damaged, or is already the newest state of the
+    run.
     """
     folder = Path(run)
     config_of(folder)
@@ -66,13 +68,13 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
     try:
         names = ("metrics", "evaluations")
         rows = {name: read_step_rows(folder / f"{name}.jsonl") for name in names}
-        # The rollback ends with an entry in events.jsonl.
-        # A damaged events.jsonl must therefore raise before any file is moved.
+        # The rollback ends by appending an entry to events.jsonl.
+        # A damaged events.jsonl must therefore raise an error before any file is moved.
         read_events(folder / "events.jsonl")
         before = max([*steps, *(int(row["step"]) for row in rows["metrics"])])
         if before == to:
             raise RunError(message(where, to, "a step before the newest, which it is"))
-        # Data after the checkpoint is kept, because it is evidence for the reason of the rollback.
+        # Data after the checkpoint is kept as evidence of the reason for the rollback.
         aside = make_folder(folder / "rolled_back", f"step-{before:06d}-to-{to:06d}")
         for name in names:
             _set_aside(folder / f"{name}.jsonl", aside, rows[name], to)
@@ -88,7 +90,7 @@ def roll_back(run: Path | str, to: int, *, who: str, why: str) -> RolledBack:
 
 
 def _set_aside(journal: Path, aside: Path, rows: list[dict[str, Any]], to: int) -> None:
-    # Later rows are copied before they leave the journal, so that a kill in between loses no row.
+    # Later rows are copied before they leave the journal, so that a kill in between loses none.
     later = [row for row in rows if int(row["step"]) > to]
     if later:
         text = "".join(json.dumps(row) + "\n" for row in later)
@@ -106,21 +108,22 @@ def _later_files(folder: Path, to: int) -> list[Path]:
 
 
 def newest_stop(run: Path) -> Mapping[str, Any] | None:
-    """Return the event of the newest guard stop, unless a rollback or an approval followed it."""
+    """Return the event of the newest guard stop; None if a rollback or an approval followed."""
     stop: Mapping[str, Any] | None = None
     for event in read_events(run / "events.jsonl"):
         if event.get("kind") == "guard_stop":
             stop = event
-        # A rollback has removed the faulty steps, or a person has taken responsibility for them.
+        # After a guard stop, a rollback removes the faulty steps, and an approval names a person.
         elif event.get("kind") in ("rolled_back", "approved"):
             stop = None
     return stop
 
 
 def check_approved(run: Path, approved_by: str | None) -> None:
-    """Raise RunError if a run needs an approval and has none; else record the given approval.
+    """Raise RunError if a run needs an approval and none is given; otherwise record the given
+    approval.
 
-    Only a severe guard stop needs an approval.
+    Only after a severe guard stop, a run needs an approval.
     """
     stop = newest_stop(run)
     if stop is None or not stop.get("severe"):

@@ -1,9 +1,9 @@
-"""The rollout log, the primary record of a run: a Parquet file per step, a row per completion.
+"""The rollout log, the primary record of a run: one Parquet file per step, one row per completion.
 
-A shard is the file of one step in the rollout log. A shard is written before the optimizer update
-of its step. After the update, a background thread rewrites the shard with the learner's
-log-probabilities, values and advantages. Floats and tokens round-trip bit for bit. `SampledLog`
-stores the completions of a step before its shard is written.
+A shard is the file of one step in the rollout log. The shard of a step is written before the
+optimizer update of the step. After the update, a background thread rewrites the shard with the
+learner's log-probabilities, values and advantages. Floats and tokens are restored from the log bit
+for bit. `SampledLog` stores the completions of a step before the shard of the step is written.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _REPEATING = [field.name for field in SCHEMA if field.type in (pa.string(), pa.i
 
 
 class Recorded(NamedTuple):
-    """Contents of a shard: groups, and the verdicts of each group's completions."""
+    """Contents of a shard: the groups, and the verdicts of each group's completions."""
 
     groups: list[Group]
     verdicts: list[tuple[Verdict, ...]]
 
 
 class PutBack(NamedTuple):
-    """Problems whose groups a step canceled, and which a later step samples again.
+    """Problems whose groups a step canceled, so that a later step samples them again.
 
-    groups: ids of the canceled groups. tokens: number of discarded sampled tokens.
+    groups: ids of the canceled groups. tokens: number of tokens in the canceled groups.
     """
 
     groups: Sequence[str]
@@ -71,18 +71,18 @@ class RolloutLog:
         self.folder = folder
         self.sampled = SampledLog(folder, self._write_sampled, _read_sampled)
         self._open: tuple[int, pa.Table] | None = None
-        # The second write of a shard runs while the next step is sampled.
-        # Writes use a single thread, which keeps them in order.
+        # The second write of a shard runs in the background while the next step is sampled.
+        # A single thread writes all shards, which keeps the writes in order.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-log")
         self._pending: Future[None] | None = None
         self._pending_step = 0
 
     def path(self, step: int) -> Path:
-        """Return the path of a step's shard. The shard may not exist."""
+        """Return the path of the shard of a step. The shard may not exist."""
         return self.folder / f"step-{step:06d}.parquet"
 
     def steps(self) -> list[int]:
-        """Return the steps that have a shard, ascending."""
+        """Return the steps that have a shard, in ascending order."""
         numbers = (path.stem.removeprefix("step-") for path in self.folder.glob("step-*.parquet"))
         return sorted(int(number) for number in numbers if number.isdecimal())
 
@@ -95,8 +95,8 @@ class RolloutLog:
         verifier_hashes: Mapping[str, str],
         put_back: PutBack | None = None,
     ) -> None:
-        """Write the shard of a step to disk. put_back: canceled problems, which are stored in the
-        metadata of the shard."""
+        """Write the shard of a step to disk. put_back: canceled problems of the step, which are
+        stored in the metadata of the shard."""
         self.flush()
         columns = recorded_columns(step, groups, verdicts, sampling, verifier_hashes)
         about = {_VERSION: str(SCHEMA_VERSION).encode()}
@@ -108,12 +108,12 @@ class RolloutLog:
         self._open = (step, table)
 
     def complete(self, step: int, batch: Any, advantages_T: Any) -> None:
-        """Add the learner's columns to the shard of a step, in the background.
+        """Add the columns that the learner computes to the shard of a step, in the background.
 
         batch: object with the tensors or arrays ``length_R``, ``row_T`` (row of each token,
-        ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and ``values_T``. The last two tensors of
-        the batch may be None. Tokens are in the order of the recorded groups. Rows after those of
-        the batch keep null in the learner's columns.
+        ascending), ``old_logprobs_T``, ``ref_logprobs_T`` and ``values_T``. The last two of these
+        tensors may be None. The tokens of the batch are in the order of the recorded groups. In
+        rows after those of the batch, the learner's columns stay null.
         """
         assert self._open is not None and self._open[0] == step, f"step {step} was not recorded"
         table = self._open[1]
@@ -125,10 +125,10 @@ class RolloutLog:
     def read(
         self, step: int, problem_of: Callable[[str], Problem] | None = None
     ) -> Recorded | None:
-        """Read the groups and verdicts of a step; None if the shard is missing or damaged.
+        """Read the groups and verdicts of a step; None if the step's shard is missing or damaged.
 
-        problem_of: maps a problem id to the problem. Without this function, problems have only the
-        logged fields: id, prompt text, tags, draw.
+        problem_of: function from a problem id to the problem. Without this function, problems have
+        only the logged fields: id, prompt text, tags and draw.
         """
         table = self.table(step)
         if table is None:
@@ -151,7 +151,8 @@ class RolloutLog:
             return None
 
     def put_back(self, step: int) -> PutBack | None:
-        """Return the problems whose groups a step canceled; None if the shard has no such entry."""
+        """Return the problems whose groups a step canceled; None if the shard does not record
+        them."""
         table = self.table(step)
         said = None if table is None else (table.schema.metadata or {}).get(_PUT_BACK)
         found = None if said is None else as_object(said)
@@ -160,20 +161,22 @@ class RolloutLog:
     def discard_after(self, step: int) -> list[int]:
         """Remove the shards of all steps after ``step``; return these steps."""
         newer = [one for one in self.steps() if one > step]
-        # The newest shard is removed first, so that a kill in between leaves no gap in the steps.
+        # The newest shard is removed first, so that a kill in between leaves no gap in the log.
         for one in reversed(newer):
             remove_file(self.path(one))
         self.sampled.discard_after(step)
         return newer
 
     def flush(self) -> None:
-        """Wait for the background write. Raises the exception of a failed write."""
+        """Wait for the background write. Raises the exception of an earlier write that failed in
+        the background.
+        """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Wait for the background write, then end its thread."""
+        """Wait for the background write of a shard, then end the writing thread."""
         try:
             self.flush()
         finally:
@@ -197,13 +200,12 @@ class RolloutLog:
             table,
             buffer,
             compression="zstd",
-            # Higher compression levels save little, because most bytes are log-probabilities.
+            # Most bytes of a shard are log-probabilities, so higher compression levels save little.
             compression_level=1,
             use_dictionary=_REPEATING,  # pyright: ignore[reportArgumentType]
-            # Column statistics are off, because they would repeat two whole completions, the
-            # smallest and largest text.
+            # Column statistics would repeat two whole completions, the smallest and largest text.
             write_statistics=False,
-            # Without checksums, a flipped bit often decodes to other valid numbers.
+            # Without checksums, a flipped bit often decodes to a different valid number.
             write_page_checksum=True,
         )
         with disk_full_as(lambda: f"{path}: the disk is full; the last checkpoint is usable"):
@@ -225,7 +227,7 @@ def _with_problem(group: Group, problem: Problem) -> Group:
 def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | None:
     """Read columns of a shard as dictionaries, one per completion; None for a damaged shard.
 
-    columns: names of `SCHEMA` or `DERIVED`.
+    columns: names of columns in `SCHEMA` or `DERIVED`.
     """
     stored = dict.fromkeys(DERIVED[name][0] if name in DERIVED else name for name in columns)
     try:
@@ -244,7 +246,7 @@ def read_columns(path: Path, columns: Sequence[str]) -> list[dict[str, Any]] | N
 def read_shard(path: Path, columns: Sequence[str]) -> pa.Table | None:
     """Read columns of a shard as a table; None if the shard is missing or damaged.
 
-    A column that was added after the version of the shard is null.
+    A column that was added to the log after the version of the shard is null.
     """
     try:
         return _read_table(path, list(columns))
@@ -258,13 +260,13 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     A column that a newer version of the log added is null in an older shard.
     """
     fields = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns])
-    # A named pipe in the place of the file would block the reader forever.
+    # A named pipe with the name of the shard would block the reader forever.
     check_regular(path)
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         written = file.schema_arrow
         about = written.metadata or {}
         version = int(about.get(_VERSION, b"1"))
-        # After reading, columns that the shard's version lacks are added as nulls.
+        # After reading, columns that the version of the shard lacks are added as nulls.
         there = [name for name in fields.names if ADDED_IN.get(name, 0) <= version]
         table = file.read(columns=there, use_threads=False)
     if version > SCHEMA_VERSION or not table.schema.equals(pa.schema(map(fields.field, there))):

@@ -1,4 +1,4 @@
-"""Columns of the rollout log, and their conversion from and to completions."""
+"""Columns of the rollout log, and the conversion of completions to and from columns."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ ADDED_IN: Mapping[str, int] = {
 class _Row:
     """A completion and its context.
 
-    position: index of the completion's group in the step. hash_of: maps a verifier label to its
-    content hash. sampling: sampling settings as JSON.
+    position: index of the completion's group within the step. hash_of: map from a verifier label to
+    the verifier's content hash. sampling: sampling settings as JSON.
     """
 
     step: int
@@ -73,13 +73,13 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
     "think": (_THINK, lambda row: row.completion.think),
     "finish_reason": (_TEXT, lambda row: row.completion.finish_reason),
     "policy_version": (_LONG, lambda row: row.completion.policy_version),
-    # The column is null if one policy version sampled all tokens, which saves 4 bytes per token.
+    # If one policy version sampled all tokens, the column is null, which saves 4 bytes per token.
     "token_versions": (_INTS, lambda row: row.completion.token_versions),
     "turn_ends": (pa.list_(_LONG), lambda row: row.completion.turn_ends),
     "said": (pa.list_(pa.list_(_INT)), lambda row: row.completion.said),
     "behavior_logprobs": (_FLOATS, lambda row: row.completion.behavior_logprobs),
     "model_logprobs": (_FLOATS, lambda row: row.completion.model_logprobs),
-    # Columns with the value None are null until the learner has computed their values.
+    # Columns with the value None stay null until the learner has computed their values.
     "old_logprobs": (_FLOATS, None),
     "ref_logprobs": (_FLOATS, None),
     "values": (_FLOATS, None),
@@ -103,7 +103,7 @@ _COLUMNS: Mapping[str, tuple[pa.DataType, Callable[[_Row], Any] | None]] = {
         column: (_TEXT, lambda row, name=name: getattr(row.verdict.second, name, None))
         for name, column in _SECOND.items()
     },
-    # The column holds JSON text, so that a new sampling setting needs no new column.
+    # Sampling settings are JSON text in one column, so a new setting needs no new column.
     "sampling": (_TEXT, lambda row: row.sampling),
 }
 SCHEMA = pa.schema([(name, kind) for name, (kind, _) in _COLUMNS.items()])
@@ -117,9 +117,10 @@ def recorded_columns(
     sampling: Mapping[str, Any],
     verifier_hashes: Mapping[str, str],
 ) -> list[pa.Array]:
-    """Return all columns of a shard before the optimizer update. The learner's columns are null.
+    """Return all columns of a shard as they are before the optimizer update. The learner's columns
+    are null.
 
-    verdicts: one sequence per group, in the order of the group's completions.
+    verdicts: one sequence per group, in the order of the completions of the group.
     """
     about = (cache(lambda label: hash_of_label(label, verifier_hashes)), json.dumps(dict(sampling)))
     rows = [
@@ -143,7 +144,7 @@ def _as_array(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
         offsets = pa.array([0, *accumulate(map(len, known))], _INT)
         missing = pa.array([value is None for value in values], pa.bool_())
         return pa.ListArray.from_arrays(offsets, pa.array(flat), mask=missing)
-    # Nearly all completions share one think format, so each distinct format is converted once.
+    # Nearly all completions share a think format, so each distinct format is converted once.
     if kind == _THINK:
         known = {think: place for place, think in enumerate(dict.fromkeys(values))}
         fields = [(think.mode, think.open_tag, think.close_tag) for think in known]
@@ -168,15 +169,15 @@ def _whole(value: Any) -> Any:
 
 
 def names_in_label(label: str) -> list[str]:
-    """Return the names with versions of all verifiers in a label, as ``math@1 + 0.1*format@2``."""
+    """Return the name and version of all verifiers in a label such as ``math@1 + 0.1*format@2``."""
     terms = label.split(" + ")
     return [name for term in terms for name in (term.rpartition("*")[0] or term).split("|")]
 
 
 def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
-    """Return the content hash of a label such as ``math@1``, or None if it is unknown.
+    """Return the content hash of a label such as ``math@1``; None if the hash is unknown.
 
-    For a sum of verifiers, the result lists the hashes of all terms.
+    For a sum of verifiers, the result lists the content hashes of all terms.
     """
     names = [label] if label in known else names_in_label(label)
     hashes = [known.get(name, "?") for name in names]
@@ -184,12 +185,13 @@ def hash_of_label(label: str, known: Mapping[str, str]) -> str | None:
 
 
 def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> dict[str, pa.Array]:
-    """Return the learner's columns, split into rows as the tokens column is.
+    """Return the learner's columns, with the values of all tokens split into one list per row.
 
-    The batch contains either the first rows of the shard, or all rows. All other rows are null.
+    The batch contains either the first rows of the shard or all rows of the shard. All other rows
+    are null.
     """
-    # Dynamic sampling rejects some groups. The rows after those of the batch are recorded last,
-    # and are not trained on.
+    # Dynamic sampling rejects some groups.
+    # Rows after those of the batch belong to groups that are not trained on.
     lengths_R = tokens.combine_chunks().value_lengths().to_numpy(zero_copy_only=False)
     row_T = as_numpy(batch.row_T, np.int64)
     num_learned = len(batch.length_R)
@@ -217,7 +219,8 @@ def learned_columns(batch: Any, advantages_T: Any, tokens: pa.ChunkedArray) -> d
 
 
 def restore(table: pa.Table) -> tuple[list[Group], list[tuple[Verdict, ...]]]:
-    """Rebuild the recorded groups and verdicts. The problems have no spec."""
+    """Rebuild the recorded groups and verdicts of a step from columns. The problems have no
+    spec."""
     names = [name for name in table.column_names if name not in LEARNED_COLUMNS]
     columns = [_values_of(table.column(name), _COLUMNS[name][0]) for name in names]
     rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -260,21 +263,22 @@ def _second_verdict(row: Mapping[str, Any]) -> Verdict | None:
     if fields["status"] is None:
         return None
     fields["detail"] = fields["detail"] or ""
-    # The score of a second verdict is not recorded, because only its status is used.
+    # The log has no score of a second verdict, because only its status is used.
     score = {"passed": 1.0, "failed": 0.0}.get(fields["status"])
     return Verdict(score=score, **fields)
 
 
 def _values_of(column: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
-    """Return the values of a column. Arrays are writable views of one buffer."""
+    """Return the values of a column of a shard. The returned arrays are writable views of one
+    buffer.
+    """
     if kind == _THINK:
         parts = [part.to_pylist() for part in column.combine_chunks().flatten()]
         return list(map(cache(ThinkFormat), *parts))
     if kind not in _DTYPES:
         return column.to_pylist()
     lists = column.combine_chunks()
-    # The values are copied,
-    # because Arrow's buffers are read-only and torch warns about read-only arrays.
+    # Arrow's buffers are read-only, and torch warns about read-only arrays: values are copied.
     flat = lists.flatten().to_numpy(zero_copy_only=False).copy()
     ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)).tolist()
     bounds = zip([0, *ends[:-1]], ends, lists.is_valid().to_pylist(), strict=True)
@@ -286,7 +290,7 @@ def _lengths(column: pa.ChunkedArray) -> list[int | None]:
 
 
 def _means(column: pa.ChunkedArray) -> list[float | None]:
-    """Return the mean of each list; None for empty and null lists."""
+    """Return the mean of each list in a column; None for empty lists and nulls."""
     lists = _values_of(column, _FLOATS)
     return [None if one is None or not len(one) else float(one.mean()) for one in lists]
 
@@ -304,10 +308,10 @@ DERIVED: Mapping[str, tuple[str, Callable[[pa.ChunkedArray], list[Any]]]] = {
 
 
 def as_numpy(values: Any, dtype: type[np.generic]) -> np.ndarray:
-    """Convert a tensor (on any device) or an array to a NumPy array."""
-    # Tensors are recognized by a method, because reading a log must not import torch.
+    """Convert a tensor on any device, or an array, to a NumPy array."""
+    # Reading a log must not import torch, so tensors are recognized by a method.
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        # NumPy has no bfloat16, so floating-point tensors become float32 first.
+        # NumPy has no bfloat16, so floating-point tensors are first converted to float32.
         values = values.float().numpy() if values.is_floating_point() else values.numpy()
     return np.asarray(values, dtype)

@@ -1,9 +1,9 @@
 """Completions of the step in progress, saved so that a killed run does not lose them.
 
-rollouts/sampled-000012.parquet    Finished completions of step 12. The file is removed once the
-                                   completions are in the shard of the step. With sampling ahead,
-                                   the file also has completions of later steps, which move to the
-                                   file of the next step.
+rollouts/sampled-000012.parquet    Finished completions of step 12. The file of finished completions
+                                   is removed once the shard of the step contains them. With
+                                   sampling ahead, the file also has completions of later steps,
+                                   which then move to the next step's file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Read = Callable[[Path], Sequence[Group] | None]
 
 @dataclass
 class _Begun:
-    """A group in progress. done: its finished completions, by completion id."""
+    """A group in progress. done: the finished completions, by completion id."""
 
     problem: Problem
     prompt: Prompt
@@ -34,11 +34,12 @@ class _Begun:
 
 
 class SampledLog:
-    """Finished completions of one step, in memory and in a file that is written every 20 seconds.
+    """Finished completions of one step, in memory and in a file that is written at most every 20
+    seconds.
 
-    write, read: functions for a file with the columns of the rollout log. `turn_to` sets the step.
-    has_later_steps: whether completions are sampled ahead of their step, from several policy
-    versions.
+    write, read: functions that write and read a file with the columns of the rollout log. `turn_to`
+    sets the step. has_later_steps: whether completions are sampled ahead of their step, from
+    several policy versions.
     """
 
     def __init__(self, folder: Path, write: Write, read: Read) -> None:
@@ -51,16 +52,16 @@ class SampledLog:
         self._written = time.monotonic()
 
     def path(self, step: int) -> Path:
-        """Return the path of the file with a step's finished completions."""
+        """Return the path of the file that has a step's finished completions."""
         return self.folder / f"sampled-{step:06d}.parquet"
 
     def turn_to(self, step: int, policy_version: int) -> None:
-        """Begin a step: load the completions that were sampled before the run was killed.
+        """Begin a step, and load the completions that were finished before the run was killed.
 
-        policy_version: version of the sampling policy. Completions of other versions are ignored,
-        unless completions are sampled ahead.
+        policy_version: version of the policy that samples in this step. Completions of other policy
+        versions are ignored, unless completions are sampled ahead.
         """
-        # The generator may be called several times within a step.
+        # Within a step, the generator may be called several times.
         if step == self._step:
             return
         if self.has_later_steps:
@@ -70,15 +71,16 @@ class SampledLog:
         self._written = time.monotonic()
         for group in self._read(self.path(step)) or ():
             for one in group.completions:
-                # After an update, another policy samples this step, so old completions are invalid.
+                # After an update, another policy samples the step: old completions are invalid.
                 if one.policy_version == policy_version:
                     self._take(group.problem, group.prompt, one)
 
     def _turn_ahead(self, step: int) -> None:
-        """Begin a step; at the first step of a start, load the completions of all later steps."""
+        """Begin a step; at the first step after a start, load the completions of all later
+        steps."""
         if not self._step:
-            # Steps up to the newest shard are repeated from the log with equal updates.
-            # The policies that sampled these completions are therefore policies of this run.
+            # Steps up to the newest shard are repeated from the log, with the same updates.
+            # The policies that sampled the loaded completions are therefore policies of this run.
             paths = sorted(self.folder.glob("sampled-*.parquet"))
             for group in [group for path in paths for group in self._read(path) or ()]:
                 for one in group.completions:
@@ -86,14 +88,14 @@ class SampledLog:
         self._step = step
 
     def find(self, problem: Problem, completion_id: str) -> Completion | None:
-        """Return the finished completion with an id, or None."""
+        """Return the finished completion with a given id; None if there is none."""
         begun = self._groups.get(problem.group_id)
         return None if begun is None else begun.done.get(completion_id)
 
     def whole(self, problem: Problem, siblings: range) -> Group | None:
-        """Return a group if all its completions are finished, else None.
+        """Return a group if all of its completions are finished; otherwise return None.
 
-        siblings: numbers of the completions within the group.
+        siblings: numbers of the group's completions.
         """
         names = [f"{problem.group_id}/{number}" for number in siblings]
         begun = self._groups.get(problem.group_id)
@@ -102,7 +104,9 @@ class SampledLog:
         return Group(problem, begun.prompt, tuple(begun.done[name] for name in names))
 
     def add(self, problem: Problem, prompt: Prompt, completion: Completion) -> None:
-        """Add a finished completion. Write all completions if the last write was 20 s ago."""
+        """Add a finished completion. Write all finished completions to disk if the last write was
+        at least 20 s ago.
+        """
         if self.find(problem, completion.id) is not None:
             return
         self._take(problem, prompt, completion)
@@ -111,7 +115,7 @@ class SampledLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the unsaved completions to disk."""
+        """Write the completions that are not yet on disk."""
         if not self._num_unwritten:
             return
         groups = [
@@ -119,14 +123,15 @@ class SampledLog:
             for one in self._groups.values()
         ]
         pending = [[_PENDING] * len(group.completions) for group in groups]
-        # The whole file is replaced atomically: Parquet does not support appending.
+        # Parquet files cannot be appended to, so the whole file is replaced atomically.
         self._write(self.path(self._step), groups, pending)
         self._num_unwritten, self._written = 0, time.monotonic()
 
     def recorded(self, step: int, groups: Iterable[str] = ()) -> None:
-        """Remove the completions of all steps up to this one, because their shards exist.
+        """Remove the completions of all steps up to this step, because these steps have shards.
 
-        groups: ids of the recorded groups. With sampling ahead, all other groups stay.
+        groups: ids of the groups that a shard contains. With sampling ahead, the completions of all
+        other groups stay.
         """
         if self.has_later_steps:
             for name in groups:
@@ -140,7 +145,7 @@ class SampledLog:
         self._remove(lambda number: number <= step)
 
     def discard_after(self, step: int) -> None:
-        """Remove the completions of all steps after ``step``."""
+        """Remove the finished completions of all steps after ``step``."""
         self._step, self._groups, self._num_unwritten = 0, {}, 0
         self._remove(lambda number: number > step)
 

@@ -1,8 +1,8 @@
-"""Signatures of run configurations, by which Assay recognizes the user's own runs.
+"""Signatures of run configurations, by which Assay recognizes the runs of the user.
 
-The first line of a run's ``config.toml`` is a comment with an HMAC of the remaining file. The
-signing key is random, is created on first use, and stays on the machine. Runs from other machines
-and edited configurations have no valid signature.
+The first line of a run's ``config.toml`` is a comment with an HMAC of the rest of the file. The
+signing key is random, is created when it is first needed, and stays on the machine. Runs from other
+machines and edited configurations have no valid signature.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ KEY_BYTES = 32
 
 
 class NoKey(Exception):
-    """Raised if the user has no key and a new key cannot be created. The text is the reason."""
+    """Raised if the user has no signing key and a new key cannot be created. The text is the
+    reason.
+    """
 
 
 def write_config(path: Path, text: str) -> None:
-    """Write a run's configuration atomically, signed if the user has a key."""
+    """Write the configuration of a run atomically, and sign it if the user has a key."""
     try:
         head = f"{MARK}{_signature(_user_key(), text.encode())}\n"
-    # A user without a home directory can train too, but must trust each of these runs explicitly.
+    # A user without a home directory can train, but must trust each run explicitly afterwards.
     except NoKey:
         head = ""
     write_atomic(path, (head + text).encode())
@@ -42,14 +44,14 @@ def why_not_own(path: Path) -> str:
     except NoKey as error:
         return f"you have no key to tell your own runs by: {error}"
     head, _, rest = path.read_bytes().partition(b"\n")
-    # compare_digest takes the same time for every wrong signature, so that timing reveals nothing.
+    # compare_digest takes equal time for every wrong signature, so timing reveals nothing.
     if hmac.compare_digest(head, f"{MARK}{_signature(key, rest)}".encode()):
         return ""
     return "you did not make it on this machine, or it was edited since"
 
 
 def key_path() -> Path:
-    """Return the path of the user's signing key. Raises NoKey without a home directory."""
+    """Return the path of the user's signing key. Raises NoKey if the user has no home directory."""
     try:
         return state_folder() / "key"
     except RuntimeError as error:
@@ -66,7 +68,7 @@ def _user_key() -> bytes:
         if not path.exists():
             _make_key(path)
         facts = path.stat()
-        # A user who can read the key can sign configurations, which then run code without consent.
+        # Whoever can read the key can sign configurations, which then run code without consent.
         if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
             raise NoKey(f"{path} can be read by others; delete it, and a new one is made")
         key = path.read_bytes()
@@ -80,7 +82,7 @@ def _user_key() -> bytes:
 def _make_key(path: Path) -> None:
     """Write a new key atomically.
 
-    If another process has already written a signing key, the other process's key is used.
+    If another process has just written a signing key, that key is used.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".key.{os.getpid()}")
@@ -90,8 +92,8 @@ def _make_key(path: Path) -> None:
             file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(descriptor)
-        # A hard link fails if the key exists, and a rename would overwrite it.
-        # Two processes that start at the same time therefore use the same key.
+        # A hard link fails if the key exists already, whereas a rename would overwrite the key.
+        # Two processes that create a key at the same time therefore use the same key.
         os.link(temporary, path)
     except FileExistsError:
         pass

@@ -1,4 +1,4 @@
-"""Progress display of the start-up of a run: loading the model, probing it, checking rows."""
+"""Progress display while a run starts: loading the model, probing its speed, checking rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from assay.run.progress import Progress
 class _Startup:
     """Progress display of one start-up.
 
-    The progress display of the run replaces the start-up display.
+    The run's own progress display replaces the start-up display.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -26,8 +26,7 @@ class _Startup:
         self._heartbeat.start()
 
     def _show(self, kind: str, row: Mapping[str, Any]) -> None:
-        # Errors are suppressed, because a write to a closed terminal raises OSError, which must not
-        # end the start-up.
+        # A write to a closed terminal raises OSError, which must not end the start of the run.
         with suppress(OSError):
             self._progress(kind, dict(row))
 
@@ -41,7 +40,7 @@ _shown: ContextVar[_Startup | None] = ContextVar("startup", default=None)
 
 @contextmanager
 def show_startup(quiet: bool = False) -> Iterator[None]:
-    """Show start-up progress on stderr within this block, or until `end_startup` is called."""
+    """Show start-up progress on stderr, until this block ends or `end_startup` is called."""
     startup = _Startup(quiet)
     token, clock = _shown.set(startup), shown_on.set(startup.clock)
     try:
@@ -53,7 +52,7 @@ def show_startup(quiet: bool = False) -> Iterator[None]:
 
 
 def end_startup() -> None:
-    """End the start-up display before the run's own display begins."""
-    # Two live displays on one terminal would overwrite each other.
+    """End the start-up display before the progress display of the run begins."""
+    # Two displays that update in place would overwrite each other on a terminal.
     if (startup := _shown.get()) is not None:
         startup.end()

@@ -1,4 +1,4 @@
-"""Progress and outcome of a run, read from the run directory."""
+"""Progress and outcome of a run, read from the files in the run directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from assay.host.records import read_events, read_step_rows
 
 
 def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why a run ended; None if the run is in progress or was killed."""
-    # The newest start or end event decides, because a resumed run has earlier ends in its events.
+    """Return why a run ended; None if the run is still in progress or was killed."""
+    # A resumed run has ends of earlier starts in its events, so the newest start or end decides.
     for event in reversed(events):
         if event.get("kind") == "ended":
             return str(event.get("reason"))
@@ -25,14 +25,14 @@ def why_ended(events: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def how_far(num_steps: int, ended: str | None) -> str:
-    """Describe the progress and outcome of a run, as ``ended after 20 steps: finished``."""
-    # A running and a killed process leave the same journals, so the text names both.
+    """Describe the progress and outcome of a run, such as ``ended after 20 steps: finished``."""
+    # A running and a killed process leave equal journals, so the text mentions both.
     after = f"after {num_steps} steps"
     return f"runs, or was killed, {after}" if ended is None else f"ended {after}: {ended}"
 
 
 def state_of(folder: Path) -> str:
-    """Describe the run in a folder as a noun phrase, also if the folder contains no run."""
+    """Describe the run in a folder as a noun phrase; the folder may also contain no run."""
     try:
         config_of(folder)
         rows = read_step_rows(folder / "metrics.jsonl")

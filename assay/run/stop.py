@@ -13,16 +13,16 @@ NOTICE = b"\nstopping cleanly at the next micro-batch; once more to stop at once
 
 
 class StepInterrupted(KeyboardInterrupt):
-    """Raised to end the step in progress after a stop was requested.
+    """Raised to end the current step after a stop was requested.
 
-    After this exception, the run ends regularly and saves a checkpoint.
+    After this exception, the run ends normally and saves a checkpoint.
     """
 
 
 class StopSignal:
-    """Context in which a first signal sets `requested`, and a second raises KeyboardInterrupt.
+    """Context in which the first signal sets `requested`, and the second raises KeyboardInterrupt.
 
-    In threads other than the main thread, this context has no effect.
+    This context has no effect in threads other than the main thread.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class StopSignal:
         self._before: dict[int, Any] = {}
 
     def check(self) -> None:
-        """Raise StepInterrupted if a stop was requested."""
+        """Raise StepInterrupted if the user has requested a stop."""
         if self.requested:
             raise StepInterrupted
 
     def __enter__(self) -> StopSignal:
-        # Python allows signal handlers to be set in the main thread only.
+        # Python can set signal handlers only in the main thread.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._receive)
@@ -50,7 +50,6 @@ class StopSignal:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        # os.write is used, because the signal may interrupt a print(),
-        # and print() is not reentrant.
+        # The signal may interrupt a print(), which is not reentrant, so os.write is used.
         with suppress(OSError):
             os.write(2, NOTICE)

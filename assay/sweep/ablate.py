@@ -47,10 +47,9 @@ def write_ablation(
     """Write a sweep file that has one arm per term of a run's reward; each arm trains without its
     term.
 
-    The weight 0 switches a term off: the term is still measured and recorded.
-    The first term of the reward still decides which completions are correct. overrides: changes of
-    all arms. report: sources of
-    report problems. out: the file; None: ``ablate_RUN.toml``. Returns the file.
+    The weight 0 switches a term off: the term is still measured and recorded. The first term of the
+    reward still decides which completions are correct. overrides: changes of all arms. report:
+    sources of report problems. out: the file; None: ``ablate_RUN.toml``. Returns the file.
 
     Guard rules about the reward only warn in the sweep: an arm without the correctness term fires
     these rules, and a stopped run could not be compared.

@@ -21,9 +21,8 @@ class ArmRow:
 
     values: the arm's metric by seed; a seed is missing if its run did not finish. difference:
     metric of the arm minus metric of the baseline, over the seeds that both have; None for the
-    baseline
-    itself. p_holm: p value of the difference to the baseline, after Holm's correction for all arms
-    of the table.
+    baseline itself. p_holm: p value of the difference to the baseline, after Holm's correction for
+    all arms of the table.
     """
 
     arm: str

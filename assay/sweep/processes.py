@@ -53,9 +53,9 @@ def run_jobs(
     Return the results of the commands, and whether the user interrupted the commands.
 
     If a command fails, the other commands still run. The first Ctrl-C or SIGTERM sends SIGTERM to
-    the running commands, which end with a checkpoint, and starts no more commands.
-    A second signal kills the running commands. If this process is killed, the commands that it
-    started are killed too. ended: called after each command.
+    the running commands, which end with a checkpoint, and starts no more commands. A second signal
+    kills the running commands. If this process is killed, the commands that it started are killed
+    too. ended: called after each command.
     """
     if not jobs:
         return [], False

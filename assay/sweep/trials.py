@@ -232,8 +232,8 @@ def shared_stages(trials: Sequence[Trial]) -> list[str]:
     seed.
 
     A shared stage has the same settings in every arm, and reads only outputs of shared stages. At
-    least one stage of each arm is not shared.
-    Stages that only name an existing model are shared only together with a stage that trains.
+    least one stage of each arm is not shared. Stages that only name an existing model are shared
+    only together with a stage that trains.
     """
     recipes = [trial.recipe for trial in trials if trial.recipe is not None]
     if len(recipes) != len(trials) or len(recipes) < 2:

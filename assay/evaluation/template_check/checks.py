@@ -44,9 +44,9 @@ class Laid:
     """The test conversation as rows of tokens, which the checks read.
 
     rl: one row of the whole conversation per key of `TemplateConversation.modes`: True has replies
-    with reasoning, False has replies without. sft: one row of the first question and its
-    answer per key, as in ``rl``. served_ids: end tokens at which a model server stops, from the
-    model's configuration; None if not configured.
+    with reasoning, False has replies without. sft: one row of the first question and its answer per
+    key, as in ``rl``. served_ids: end tokens at which a model server stops, from the model's
+    configuration; None if not configured.
     """
 
     conversation: TemplateConversation

@@ -39,11 +39,10 @@ class TemplateConversation:
     """The test messages for one tokenizer, and their text as its chat template renders it.
 
     toolbox, renderer: the objects that a run with the tool ``calculator`` would have. bare:
-    renderer of a run
-    without tools. prompt, bare_prompt: the first question, rendered with and without
-    tools. has_system: whether the chat template accepts a system message. thought_key: message key
-    from which the chat template reads reasoning; "" if it reads none. result_role: role of the
-    message that contains a tool's result.
+    renderer of a run without tools. prompt, bare_prompt: the first question, rendered with and
+    without tools. has_system: whether the chat template accepts a system message. thought_key:
+    message key from which the chat template reads reasoning; "" if it reads none. result_role: role
+    of the message that contains a tool's result.
     """
 
     config: TrainConfig

@@ -41,8 +41,7 @@ class Token:
     """A token and its text.
 
     kind: origin of the token: ``prompt``, ``sampled`` by the policy, or ``injected`` by a tool or
-    an environment.
-    trained: whether the loss includes this token.
+    an environment. trained: whether the loss includes this token.
     """
 
     id: int

@@ -91,8 +91,7 @@ def beam(search: Search, apart: bool = False, ahead: bool = False) -> Asking:
     If the budget allows ``paths`` whole completions, the search keeps ``paths / expand`` prefixes
     (Snell et al., 2024, arXiv:2408.03314, section 5.1). apart: whether each kept prefix grows its
     own tree, of which only the best prefix is kept (diverse verifier tree search, Beeching et al.,
-    2024).
-    ahead: number of further greedy steps after which a prefix is scored.
+    2024). ahead: number of further greedy steps after which a prefix is scored.
     """
     trees = [[search.root]]
     while paths := search.affords([search.root], ahead):

@@ -101,9 +101,8 @@ class SearchResult:
 
     rows: first ``greedy`` and ``one_sample``; then, for each budget, the search methods and
     ``oracle`` (pass@n, the share of problems for which any plain sample passes). longest: maximum
-    length of a
-    completion in tokens. step: text that ends a reasoning step. out: file with the sampled trees;
-    None if no file was requested.
+    length of a completion in tokens. step: text that ends a reasoning step. out: file with the
+    sampled trees; None if no file was requested.
     """
 
     model: str

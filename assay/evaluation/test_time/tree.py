@@ -44,14 +44,12 @@ class Node:
     """A prefix of a completion: the parent's tokens and the tokens drawn after them.
 
     path: indices of the children on the way from the root to this node. The random numbers of a
-    node are keyed by
-    the problem and the path. own: tokens of this node alone, which follow the tokens of its parent.
-    cost: number of this node's own tokens that the policy sampled, without injected tokens.
-    logprob: log-probability of the node's own tokens under the sampling distribution.
-    finish_reason: reason why the completion ended; None
-    if sampling can continue. score, reward: results of the scorer for this node; None without a
-    scorer, or if the scorer did not judge it. verdict: verdict of the verifier, if the node is a
-    whole completion.
+    node are keyed by the problem and the path. own: tokens of this node alone, which follow the
+    tokens of its parent. cost: number of this node's own tokens that the policy sampled, without
+    injected tokens. logprob: log-probability of the node's own tokens under the sampling
+    distribution. finish_reason: reason why the completion ended; None if sampling can continue.
+    score, reward: results of the scorer for this node; None without a scorer, or if the scorer did
+    not judge it. verdict: verdict of the verifier, if the node is a whole completion.
     """
 
     problem: Problem
