@@ -105,12 +105,11 @@ def gate(
     """Compare a checkpoint with another model on problems that the checkpoint's run has never used.
 
     problems, out_of_domain: sources of problems. against: model to compare with; default: the
-    initial model of the candidate's run. canaries: names in `CANARIES`, or files of canaries:
-    problems that reveal reward hacking. The first tag of a canary is its kind. strong: stronger
-    verifier, which judges passed completions again. review: JSONL file with people's decisions: a
-    completion's ``id``, the reviewer (``by``) and the decision (``ok``). out: JSONL file to which
-    every completion is written. The other parameters of the gate are those of `compare`. The
-    verifier of the candidate's run judges rows that name no verifier.
+    initial model of the candidate's run. canaries: names in `CANARIES`, or files of canaries
+    (problems that reveal reward hacking). The first tag of a canary is its kind. strong: stronger
+    verifier, which judges passed completions again. review: JSONL file with a completion's ``id``,
+    the reviewer (``by``) and the decision (``ok``). out: JSONL file for all completions. Other
+    parameters are those of `compare`. The candidate's verifier judges rows that name none.
 
     Raises DataError if a problem or canary occurs in the run's data, UserError for other errors.
     """

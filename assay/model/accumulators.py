@@ -1,9 +1,10 @@
-"""Accumulate vocabulary-sized gradients in place instead of allocating them.
+"""Accumulate the gradients of vocabulary-sized weights in place instead of allocating a tensor for
+each.
 
 A tied embedding receives two gradients: one from the input and one from the output head. Autograd
 allocates both gradients and their sum before the optimizer reads the sum. With a vocabulary of 50
 000, these three tensors are larger than all activations. With an accumulator, the backward pass
-adds the gradients of input and output head to one existing float32 tensor.
+adds the gradients of the input and of the output head to one existing float32 tensor.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ PIECE = 2**18
 
 
 def add_in_pieces(total: Tensor, term: Tensor) -> None:
-    """Add the tensor ``term`` to the tensor ``total``, a few rows at a time.
+    """Add the tensor ``term`` to the tensor ``total`` a few rows at a time.
 
-    On a CPU, adding tensors of two types makes torch copy the narrower operand in the wider type.
-    Adding a few rows at a time limits the size of the converted copy. GPUs convert each element
-    within the addition and need no copy of an operand.
+    On a CPU, adding tensors of two types makes torch copy the narrower one in the wider type.
+    Adding a few rows at a time limits the size of this converted copy. GPUs convert each element
+    within the addition, so no operand is copied.
     """
     if total.device.type != "cpu":
         total.add_(term)
@@ -38,8 +39,8 @@ def add_in_pieces(total: Tensor, term: Tensor) -> None:
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to ``total``, for tensors on CUDA.
 
-    The product is allocated separately only if cuBLAS cannot add it to a tensor of ``total``'s
-    type.
+    On CUDA, the product is allocated separately only if cuBLAS cannot add it to a tensor of
+    ``total``'s type.
     """
     if total.dtype == left.dtype:
         total.addmm_(left, right)

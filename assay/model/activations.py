@@ -1,4 +1,4 @@
-"""Activation memory per token that a layer saves for its backward pass."""
+"""Measure or compute the activation memory that a layer saves per token for its backward pass."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from assay.model.decoder import decoder_of
 from assay.model.family import Decoder, NotLean
 
-# Lengths in tokens of the two measured forward passes.
-# The difference between the two passes excludes memory that does not grow with the tokens.
+# Lengths in tokens of two forward passes whose activation memory is measured.
+# The difference of the two measurements excludes memory that does not grow with the tokens.
 SMALL, LARGE = 32, 96
 
 
 def saved_bytes(model: Any, lean: bool = True) -> float:
     """Return the activation memory of one layer, in bytes per token.
 
-    The lean decoder saves the layer's input, the heads, the attention output, the residual after
-    attention, and the gate and up projections (`assay.model.lean_decoder`). For a model that the
-    lean decoder does not support, two short forward passes measure the memory. lean: assume the
-    lean decoder if the model's family supports it.
+    The lean decoder (`assay.model.lean_decoder`) saves the layer's input, the heads, the attention
+    output, the residual after attention, and the gate and up projections. If the lean decoder does
+    not support the model, two short forward passes measure the memory. lean: assume that training
+    uses the lean decoder if it supports the model's family.
     """
     try:
         layer = Decoder.of(model).layers[0] if lean else None
@@ -35,7 +35,7 @@ def saved_bytes(model: Any, lean: bool = True) -> float:
     keys = layer.key[0].shape[0] + layer.value[0].shape[0]
     queries = layer.query[0].shape[0]
     heads = queries + keys
-    # Models that normalize each head also save the queries and keys before the norm.
+    # Models that normalize each head also save queries and keys before the norm.
     if layer.query_norm:
         heads *= 2
     numbers = 2 * width + heads + queries + 2 * layer.gate[0].shape[0]
@@ -47,7 +47,7 @@ def _saved(model: Any, num_tokens: int) -> float:
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        # Views of a tensor share its storage, so memory is counted once per storage.
+        # Views of a tensor share the tensor's storage, so memory is counted once per storage.
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 

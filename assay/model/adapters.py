@@ -20,7 +20,7 @@ from assay.model.sources import ModelSource
 from assay.model.weights import Weights
 
 ADAPTER_FILE = "adapter_config.json"
-# Patterns of torch's error on mismatched shapes and peft's error on absent target modules.
+# Patterns of two errors: torch's for mismatched shapes, and peft's for absent target modules.
 _SIZES = re.compile(r"size mismatch for (\S+): .*?Size\(\[(.*?)\]\).*?Size\(\[(.*?)\]\)", re.DOTALL)
 _ABSENT = re.compile(r"Target modules (.*?) not found in the base model", re.DOTALL)
 
@@ -30,15 +30,15 @@ def add_adapter(
 ) -> nn.Module:
     """Add new float32 adapters to a model and freeze the model's own weights.
 
-    base_revision: the base model's hub revision, saved with the adapters so that loading them finds
-    the same base model.
+    base_revision: hub revision of the base model, saved with the adapters so that loading them
+    finds the same base model.
 
     Raises ModelError if the targets include the output head or match no linear layer, and
     MissingExtra without peft.
     """
     peft = import_peft()
-    # The output head cannot be adapted: `head.Head` reads its weight as a plain matrix.
-    # peft's own refusal would come after a warning about tied weights, so Assay checks first.
+    # The output head cannot have an adapter: `head.Head` reads the head's weight as a plain matrix.
+    # peft would refuse only after a warning about tied weights, so Assay checks earlier.
     head = next((name for name, one in model.named_modules() if one is _head_of(model)), None)
     if head and config.targets and _is_target(head, config.targets):
         raise _unknown_targets(model, f"{head.rpartition('.')[2]}, the output head")
@@ -50,7 +50,7 @@ def add_adapter(
         task_type="CAUSAL_LM",
         revision=base_revision,
     )
-    # peft draws the initial adapters from torch's global generator, whose state must not change.
+    # peft draws new adapters from torch's global generator, whose state must not change.
     with torch.random.fork_rng(devices=[]), _without_peft_advice():
         torch.manual_seed(seed)
         try:
@@ -68,12 +68,12 @@ def _unknown_targets(model: nn.Module, found: str) -> ModelError:
 def load_adapter(
     model: Any, folder: Path, base: ModelSource, config: LoraConfig | None = None
 ) -> nn.Module:
-    """Load the adapters in a folder onto a base model, trainable and in float32.
+    """Load the adapters from a folder onto a base model, as trainable float32 weights.
 
-    base: the source of the base model, recorded when the wrapped model is saved. config: the
-    expected adapter settings; None accepts any. Raises ModelError if the settings differ or if the
-    adapters do not fit the model. An adapted layer without saved weights, or saved weights without
-    a layer, is an error too: peft only warns about both cases.
+    base: source of the base model, which is recorded when the wrapped model is saved. config:
+    expected settings of the adapters; None accepts any settings. Raises ModelError if the settings
+    differ or if the adapters do not fit the model. An adapted layer without saved weights is an
+    error, and so are saved weights without a layer: peft only warns about both.
     """
     peft = import_peft()
     layers = linear_layers(model)
@@ -81,7 +81,7 @@ def load_adapter(
         with _without_peft_advice():
             wrapped = peft.PeftModel.from_pretrained(model, folder, is_trainable=True)
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
-            # peft's default ("auto") queries the hub to learn whether the embedding was resized.
+            # With "auto", peft's default, peft asks the hub whether the embedding was resized.
             expected = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(_refusal(folder, base, str(error))) from error
@@ -92,22 +92,22 @@ def load_adapter(
         if names:
             found = f"{complaint}{min(names).removeprefix('base_model.model.')} ({len(names)})"
             raise ModelError(_misfit(folder, base, found))
-    # The saved settings name the base model's path on the machine where the adapters were trained.
+    # Saved adapters name the base model's path on the machine where the adapters were trained.
     settings = wrapped.peft_config[wrapped.active_adapter]
     settings.base_model_name_or_path, settings.revision = base.name, base.revision
     if config is not None:
         _check_same(wrapped, folder, config, layers)
-    # With `layers_to_transform`, the author adapted some of the layers on purpose.
+    # With `layers_to_transform`, the author of the adapters chose some of the layers on purpose.
     elif getattr(settings, "layers_to_transform", None) is None:
         _warn_of_deeper_model(wrapped, folder, layers)
     return wrapped.eval()
 
 
 def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> None:
-    """Warn if only the model's first layers have adapters.
+    """Warn if only the first layers of the model have adapters.
 
-    For some target names, peft saves full layer names. With full names, the adapters of a shallower
-    model load into a deeper model of the same width without missing or surplus weights.
+    For some target names, peft saves the full names of layers. With full layer names, adapters of a
+    shallow model load into a deeper model of equal width without an error.
     """
     modules = wrapped.get_base_model().named_modules()
     adapted = _depth(name for name, module in modules if hasattr(module, "lora_A"))
@@ -119,14 +119,14 @@ def _warn_of_deeper_model(wrapped: Any, folder: Path, layers: Sequence[str]) -> 
 
 
 def _depth(layers: Iterable[str]) -> int:
-    """Return the number of decoder blocks that contain these layers: 1 plus the largest index in a
-    layer name."""
+    """Return the number of decoder blocks with these layers: 1 plus the largest index in a layer
+    name."""
     indices = (int(part) for name in layers for part in name.split(".") if part.isdecimal())
     return max(indices, default=-1) + 1
 
 
 def _refusal(folder: Path, base: ModelSource, error: str) -> str:
-    """Convert peft's loading error to a message of one line."""
+    """Convert an error that peft raises while loading to a message of one line."""
     if sizes := _SIZES.search(error):
         name, theirs, ours = sizes.groups()
         what = f"{name.removeprefix('base_model.model.').replace('.default.', '.')} of shape"
@@ -141,7 +141,7 @@ def _misfit(folder: Path, base: ModelSource, found: str) -> str:
 
 
 def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence[str]) -> None:
-    """Raise ModelError if the loaded adapters differ from the configured adapters."""
+    """Raise ModelError if the settings of loaded adapters differ from the configured settings."""
     there = wrapped.peft_config[wrapped.active_adapter]
     modules = wrapped.get_base_model().named_modules()
     adapted = {name for name, module in modules if hasattr(module, "lora_A")}
@@ -160,8 +160,8 @@ def _check_same(wrapped: Any, folder: Path, config: LoraConfig, layers: Sequence
 
 
 def _is_target(layer: str, targets: Sequence[str] | None) -> bool:
-    """Return whether a layer gets an adapter, by peft's rule: its dotted name ends with a
-    target."""
+    """Return whether a layer gets an adapter by peft's rule: the layer's dotted name ends with a
+    target name."""
     return targets is None or any(f".{layer}".endswith(f".{name}") for name in targets)
 
 
@@ -171,7 +171,9 @@ def _leaves(layers: Iterable[str]) -> str:
 
 @torch.no_grad()
 def merged(weights: Weights, model: Any) -> Weights:
-    """Return the live weights with the adapters merged into the base weights, summed in float32."""
+    """Return the weights of a model with its adapters merged into them; the sums are computed in
+    float32.
+    """
     if not hasattr(model, "get_base_model"):
         return weights
     plain = {
@@ -189,11 +191,11 @@ def merged(weights: Weights, model: Any) -> Weights:
 
 @torch.no_grad()
 def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """Measure the share of the adapters' change that rounding to ``dtype`` removes in a merge.
+    """Measure how much of the adapters' change is lost if a merge rounds the weights to ``dtype``.
 
     model: a model with adapters and float32 base weights. Returns two shares: |rounded change -
     change| / |change| over all weights, and the share of changed weights that still differ from the
-    base weights after rounding.
+    base after rounding.
     """
     lost = size = 0.0
     changed = moved = 0
@@ -211,8 +213,8 @@ def rounding_loss(model: Any, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def read_settings(folder: Path) -> Any:
-    """Return peft's settings from an adapter folder. Raises ModelError if the settings cannot be
-    read."""
+    """Return the peft settings in an adapter folder. Raises ModelError if the adapter's settings
+    cannot be read."""
     where = str(folder / ADAPTER_FILE)
     try:
         return import_peft().PeftConfig.from_pretrained(str(folder))
@@ -221,7 +223,7 @@ def read_settings(folder: Path) -> Any:
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """Return (path or hub name, revision) of a saved adapter's base model."""
+    """Return (path or hub name, revision) of the base model that a saved adapter names."""
     where, settings = str(folder / ADAPTER_FILE), read_settings(folder)
     if not settings.base_model_name_or_path:
         accepted = "a base model's path"
@@ -231,10 +233,10 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 
 
 def linear_layers(model: nn.Module) -> list[str]:
-    """Return the names of all layers that can have an adapter: all linear layers except the output
+    """Return the names of all layers that can have an adapter: every linear layer except the output
     head."""
     head = _head_of(model)
-    # GPT-2's linear layers are Transformers' own `Conv1D`.
+    # The linear layers of GPT-2 have the class `Conv1D` of Transformers.
     kinds = ("Linear", "Conv1D")
     return [n for n, m in model.named_modules() if type(m).__name__ in kinds and m is not head]
 
@@ -244,7 +246,7 @@ def _head_of(model: Any) -> nn.Module | None:
 
 
 def import_peft() -> Any:
-    """Import and return peft. Raises MissingExtra if peft is not installed."""
+    """Import and return peft. Raises MissingExtra if the package peft is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -258,12 +260,12 @@ def _without_peft_advice() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*")
-        # For missing keys, peft's `load_adapter` raises an error by itself.
+        # If keys are missing, peft's `load_adapter` itself raises an error.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         yield
 
 
 def _change(layer: Any) -> torch.Tensor:
-    """Return the summed weight change of a layer's active adapters, in float32."""
+    """Return the total weight change by a layer's active adapters, in float32."""
     added = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
     return torch.stack(added).sum(0) if len(added) > 1 else added[0]

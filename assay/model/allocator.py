@@ -1,4 +1,4 @@
-"""Reuse freed memory, and raise out-of-memory errors that name the setting to lower."""
+"""Make malloc reuse freed memory, and raise out-of-memory errors that name the setting to lower."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ import torch
 
 from assay.errors import OutOfMemory
 
-# Numbers of two `mallopt` parameters in glibc's malloc.h.
+# Numbers of two parameters of `mallopt`, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# The thresholds are tried in order, because older glibc releases reject more than 32 MiB.
+# Older glibc releases reject thresholds above 32 MiB, so several thresholds are tried in order.
 KEPT_BLOCK_MIB = (256, 32)
 KEPT_MIB = 256
 MUCH_MIB = 256
-# Growth factor of resident memory at which freed activations are released to the system.
+# Freed activations are released to the system if resident memory grows by this factor.
 MUCH_GROWN = 1.1
-# Maximum number of kernels in oneDNN's cache, which holds one kernel per product shape.
+# Maximum number of kernels in the cache of oneDNN, which has one kernel per matrix shape.
 # oneDNN's default limit of 1024 cached kernels can occupy 1.1 GiB (1024 x `KERNEL_MIB`).
 # A micro-batch needs about 100 kernels, and all layers share these kernels.
-# With fewer than 100 cached kernels, every layer would compile its kernels again.
+# If the cache had fewer than 100 kernels, every layer would compile its kernels again.
 NUM_KERNELS = 512
-# Memory of one cached kernel in MiB, measured with bfloat16 on AMX.
-# The cache holds 0.6 MiB of each kernel; the remaining memory is code that oneDNN never frees.
+# Memory of one cached oneDNN kernel in MiB, measured with bfloat16 on AMX.
+# Only 0.6 MiB of a kernel are in the cache; the rest is code that oneDNN never frees.
 KERNEL_MIB = 1.1
 KERNEL_SETTINGS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY")
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory for reuse; return whether the setting took effect.
+    """Make malloc keep freed memory for reuse; return whether glibc accepted the thresholds.
 
-    By default glibc returns every block above 32 MiB, and free memory at the end of the heap, to
-    the system immediately. After a release, a new allocation maps and zeroes the memory page by
-    page, which took as long as the arithmetic of some operations. The function `keep_freed_memory`
-    raises glibc's two thresholds for returning memory to 256 MiB.
+    By default, glibc immediately returns blocks above 32 MiB, and free memory at the end of the
+    heap, to the system. After a return to the system, a new allocation maps and zeroes the memory
+    page by page, which took as long as the arithmetic of some operations. The function
+    `keep_freed_memory` raises both thresholds of glibc for returning memory to 256 MiB.
 
-    The function has an effect only on Linux with glibc, and only if no environment variable sets a
-    threshold (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
+    The thresholds change only on Linux with glibc, and only if no environment variable sets them
+    (``GLIBC_TUNABLES``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``).
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "malloc.trim_threshold" in tunables or "malloc.mmap_threshold" in tunables:
@@ -59,10 +59,9 @@ def keep_freed_memory() -> bool:
         mallopt = libc.mallopt
     except (OSError, TypeError, AttributeError):
         return False
-    # Setting the trim threshold alone would freeze glibc's mmap threshold at 128 KiB.
-    # Blocks above the mmap threshold, such as optimizer state and gradients, stay outside the heap.
-    # Inside the heap, freed blocks above the mmap threshold would leave holes that nothing else
-    # fills.
+    # If only the trim threshold were set, glibc would fix its mmap threshold at 128 KiB.
+    # Blocks above the mmap threshold (optimizer state, gradients) stay outside the heap.
+    # Inside the heap, such large blocks would leave holes after being freed that nothing fills.
     kept = any(mallopt(M_MMAP_THRESHOLD, mib << 20) for mib in KEPT_BLOCK_MIB)
     return kept and bool(mallopt(M_TRIM_THRESHOLD, KEPT_MIB << 20))
 
@@ -70,8 +69,8 @@ def keep_freed_memory() -> bool:
 def bound_kernel_cache() -> None:
     """Limit the number of kernels that oneDNN caches, unless an environment variable sets a limit.
 
-    The rectangles of a micro-batch differ in shape from step to step, so the kernel cache fills up
-    within a few steps. oneDNN reads the limit before its first kernel, so a later call has no
+    The shapes of a micro-batch change from step to step, so oneDNN's kernel cache fills up within a
+    few steps. oneDNN reads the limit before it compiles its first kernel, so a later call has no
     effect.
     """
     if not any(name in os.environ for name in KERNEL_SETTINGS):
@@ -79,7 +78,7 @@ def bound_kernel_cache() -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's struct mallinfo2; ``fordblks`` is the free memory in the heap, in bytes."""
+    """The struct mallinfo2 of glibc; ``fordblks`` is the free memory in the heap, in bytes."""
 
     _fields_ = (
         ("others", ctypes.c_size_t * 8),
@@ -89,11 +88,11 @@ class _Mallinfo(ctypes.Structure):
 
 
 def return_freed_memory() -> bool:
-    """Release malloc's free heap memory to the system if it exceeds `MUCH_MIB`; return whether
+    """Release malloc's free heap memory to the system if it is more than `MUCH_MIB`; return whether
     pages were released.
 
-    Call this function between two phases of a step, so that memory that generation has freed does
-    not add to the update's peak memory.
+    Call this function between generation and update: memory that generation freed then does not add
+    to the peak of the update.
     """
     if not keep_freed_memory():
         return False
@@ -103,13 +102,13 @@ def return_freed_memory() -> bool:
         if libc.mallinfo2().fordblks < MUCH_MIB << 20:
             return False
     except AttributeError:
-        # glibc before 2.33 has no mallinfo2.
+        # glibc has the function mallinfo2 only since version 2.33.
         pass
     return bool(libc.malloc_trim(0))
 
 
 def _resident_mib() -> float:
-    """Return this process's resident memory in MiB; 0 if the system does not report it."""
+    """Return the resident memory of this process in MiB; 0 if the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     # Only Linux has /proc/self/statm.
@@ -119,22 +118,22 @@ def _resident_mib() -> float:
 
 
 class Holes:
-    """Releases freed activations to the system if the next micro-batch would not fit into the freed
+    """Releases freed activations to the system if the next micro-batch would not fit into freed
     memory.
 
-    Gradients and cached kernels stay allocated between the activations. The freed gaps between
-    gradients and kernels are too small for a larger micro-batch's tensors, so the tensors would
-    need new memory in addition to the gaps. If a micro-batch fits into the freed memory, the memory
-    is reused, because mapping memory again takes about 3 % of an update.
+    Gradients and cached kernels stay allocated between the freed activations. The gaps between
+    gradients and kernels are too small for the tensors of a larger micro-batch, which would need
+    new memory in addition. For a micro-batch that fits into the freed memory, the memory is reused,
+    because mapping memory again takes about 3 % of an update.
     """
 
     def __init__(self) -> None:
         self._largest = 0
-        # Resident MiB after the first micro-batch that follows a release; infinite until then.
+        # Resident MiB after the first micro-batch since the last release; infinite before it.
         self._expected = math.inf
 
     def prepare_for(self, num_tokens: int) -> None:
-        """Release freed memory if the micro-batch is the largest so far, or if resident memory has
+        """Release freed memory if this micro-batch is the largest so far, or if resident memory has
         grown by the factor `MUCH_GROWN` since the last release."""
         resident = _resident_mib()
         if num_tokens > self._largest or resident > MUCH_GROWN * self._expected:
@@ -146,11 +145,11 @@ class Holes:
 
 @contextmanager
 def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[None]:
-    """Convert any device's out-of-memory error to OutOfMemory with a message that names
+    """Convert the out-of-memory error of any device to OutOfMemory, with a message that names
     ``setting``."""
     try:
         yield
-    # An inner `with` block has already named the setting to lower.
+    # A `with` block inside this one has already named the setting to lower.
     except OutOfMemory:
         raise
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -161,10 +160,10 @@ def out_of_memory_names(setting: str, doing: str = "the update") -> Iterator[Non
 
 
 def _ran_out(error: RuntimeError) -> bool:
-    """Return whether an error reports that memory ran out.
+    """Return whether an exception reports that memory ran out.
 
-    The CPU allocator, Triton and CUDA graph capture raise a plain RuntimeError. Only the text of
-    the exception shows that memory ran out.
+    The CPU allocator, Triton and the capture of CUDA graphs raise a plain RuntimeError if memory
+    runs out. Only the text of such a RuntimeError shows that memory ran out.
     """
     text = str(error)
     known = "DefaultCPUAllocator" in text or "out of memory" in text

@@ -1,12 +1,12 @@
 """Attention over the rectangles of a micro-batch, with an explicit backward pass.
 
 A rectangle is a padded [rows, length] block of rows of similar length (`assay.model.layouts`).
-Queries, keys and values are flat over the tokens of all rectangles. Each rectangle is processed
-separately; its tokens attend to their own row and to their prompt. On a CPU, attention uses
-explicit matrix products instead of a fused kernel. In bfloat16, explicit matrix products take a
-third of the time of torch's fused attention, whose backward pass is optimized for long rows.
-Devices other than CPUs use torch's fused attention. Long rows are processed in blocks of queries,
-so no mask over all pairs of tokens is allocated.
+Queries, keys and values are flat tensors over the tokens of all rectangles. Each rectangle is
+processed separately; its tokens attend to tokens of their own row and of their prompt. On a CPU,
+attention uses explicit matrix products instead of a fused kernel. On a CPU in bfloat16, explicit
+matrix products take a third of the time of torch's fused attention, whose backward pass is
+optimized for long rows. Devices other than CPUs use torch's fused attention. Long rows are
+processed in blocks of queries, so no mask over all pairs of tokens is allocated.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ WRITTEN_OUT_ON = frozenset({"cpu"})
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The position of one rectangle in the flat token axis, and the rectangle's attention mask.
+    """The position of one rectangle in the flat token axis, and the attention mask of the
+    rectangle.
 
-    prompt: the prompt rectangle that this rectangle continues. parent_B: index of each row's prompt
-    in ``prompt``. prompt_length_B: length of each row's prompt. bias: [B or 1, 1, L, K], prompt
-    keys first; 0 for a visible key and -inf for a masked key. bias is None if the whole mask would
-    be too large; each block of queries then computes its own mask.
+    prompt: the rectangle of prompts that the rows of this rectangle continue. parent_B: index in
+    ``prompt`` of each row's prompt. prompt_length_B: number of tokens in the prompt of each row.
+    bias: [B or 1, 1, L, K], prompt keys first; 0 for a visible key and -inf for a masked key.
+    ``bias`` is None if the whole mask would be too large; each block of queries then computes its
+    own part.
     """
 
     first: int
@@ -54,12 +56,12 @@ class Segment:
 
     @property
     def prompt_extent(self) -> int:
-        """Number of prompt positions, padding included."""
+        """Number of prompt positions of the rectangle, including padding."""
         return 0 if self.prompt is None else self.prompt.length
 
     def bias_of(self, queries: slice, num_keys: int, like: Tensor) -> Tensor:
-        """Return the bias of a block of queries over the first ``num_keys`` keys, in the type of
-        ``like``."""
+        """Return the attention bias of a block of queries over the first ``num_keys`` keys, in the
+        type of ``like``."""
         if self.bias is not None:
             return self.bias[:, :, queries, :num_keys]
         seen = seen_by(queries, self.prompt_length_B, self.prompt_extent, like.device)
@@ -67,23 +69,23 @@ class Segment:
 
     @property
     def tokens(self) -> slice:
-        """The slice of the segment's tokens in the flat tensor."""
+        """The slice of this rectangle's tokens in the flat tensor."""
         return slice(self.first, self.first + self.num_rows * self.length)
 
     def heads(self, flat: Tensor) -> Tensor:
-        """Return the segment's tokens of a flat [N, H, D] tensor as a contiguous [B, H, L, D]
+        """Return the rectangle's tokens of a flat [N, H, D] tensor as a contiguous [B, H, L, D]
         tensor."""
         return self.rows(flat).transpose(1, 2).contiguous()
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Return the segment's tokens of a flat [N, H, D] tensor as a [B, L, H, D] view."""
+        """Return the rectangle's tokens of a flat [N, H, D] tensor as a [B, L, H, D] view."""
         return flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
 
 
 def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]:
-    """Return one segment per rectangle of ``inputs``.
+    """Return one attention segment for each rectangle of ``inputs``.
 
-    dtype: type of the attention scores and of the masks; None: build no masks.
+    dtype: type of the attention scores and of the masks; None builds no masks.
     """
     segments: list[Segment] = []
     prompt: Segment | None = None
@@ -95,9 +97,8 @@ def segments_of(inputs: ModelInputs, dtype: torch.dtype | None) -> list[Segment]
         size = (1 if lengths_B is None else num_rows) * length * rectangle.extent
         written_out = _is_written_out(rectangle.tokens)
         most = SCORES_AT_ONCE if written_out else MASK_AT_ONCE
-        # A mask that is small is built once and shared by all layers.
-        # A mask for a whole large rectangle would dominate memory, so each block of queries builds
-        # its part.
+        # A small mask is built once, and all layers share the mask.
+        # The mask of a large rectangle would dominate memory: each block builds its part.
         held = size <= most and (written_out or lengths_B is not None)
         bias = _bias(rectangle.mask(), dtype) if held and dtype is not None else None
         segment = Segment(first, num_rows, length, behind, rectangle.parent_B, lengths_B, bias)
@@ -119,7 +120,7 @@ def attend(
 
     query: [N, H, D]. key, value: [N, H_kv, D]; each key head serves H / H_kv query heads.
     """
-    # `empty_like` would copy the strides of a non-contiguous query; the result must be contiguous.
+    # The result must be contiguous, but `empty_like` would copy the strides of such a query.
     attended = query.new_empty(query.shape)
     for segment in segments:
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
@@ -140,17 +141,16 @@ def attend_backward(
     scale: float,
     into: Sequence[Tensor],
 ) -> None:
-    """Write the gradients of query, key and value to the three tensors in ``into``.
+    """Write the gradients of query, key and value into the three tensors ``into``.
 
-    grad: gradient of the loss with respect to `attend`'s result. The gradients of a prompt's keys
-    and values are summed over its completions in float32.
+    grad: gradient of the loss with respect to the result of `attend`. The gradients of a prompt's
+    keys and values are summed over its completions in float32.
     """
-    # A sum of many completions' gradients in bfloat16 would lose the small terms.
+    # In bfloat16, a sum of the gradients of many completions would lose the small terms.
     wide = torch.promote_types(key.dtype, torch.float32)
     grad_query, grad_key, grad_value = into
     from_branches: dict[int, tuple[Tensor, Tensor]] = {}
-    # Rectangles are processed in reverse order, so the completions add to a prompt's gradients
-    # before the prompt is written.
+    # Rectangles are processed in reverse order: completions add to a prompt's gradients first.
     for segment in reversed(segments):
         q, k, v = segment.heads(query), _keys(segment, key), _with_prompt(segment, value)
         dq, dk, dv = _segment_backward(segment, segment.heads(grad), q, k, v, scale)
@@ -174,7 +174,7 @@ def attend_backward(
 def _segment_backward(
     segment: Segment, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of a rectangle's queries, and of the keys and values that the queries
+    """Return the gradients of a rectangle's queries, and of all keys and values that these queries
     attend to."""
     back = _written_out_backward if _is_written_out(q) else _fused_backward
     wide = torch.promote_types(k.dtype, torch.float32)
@@ -197,21 +197,19 @@ def _segment_backward(
 
 
 def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int]]:
-    """Yield (block of queries, number of keys), starting with the last block.
+    """Yield (block of queries, number of keys), starting with the last block of queries.
 
-    The returned number of keys covers every key that a query of the block attends to.
+    The returned number of keys covers every key to which a query of the block attends.
     """
     extent, at_once = k.shape[2], segment.length
     if _is_written_out(q):
         at_once = SCORES_AT_ONCE // (segment.num_rows * q.shape[1] * extent)
-    # Without a prompt, torch applies its own causal mask and needs no bias, so a single block of
-    # queries is enough.
+    # Without a prompt, torch applies its own causal mask, so one block of queries is enough.
     elif segment.prompt is not None:
         at_once = MASK_AT_ONCE // (segment.num_rows * extent)
     num_blocks = -(-segment.length // max(1, at_once))
     size = -(-segment.length // num_blocks)
-    # Rounding key counts up to a multiple of `step` limits the number of shapes that oneDNN
-    # compiles.
+    # Key counts are rounded up to a multiple of `step`, so that oneDNN compiles fewer shapes.
     step = -(-segment.length // KEY_LENGTHS)
     for first in reversed(range(0, segment.length, size)):
         last = min(first + size, segment.length)
@@ -220,7 +218,7 @@ def _blocks(segment: Segment, q: Tensor, k: Tensor) -> Iterator[tuple[slice, int
 
 
 def _bias_of(segment: Segment, block: slice, num_keys: int, q: Tensor) -> Tensor | None:
-    """Return the bias of a block of queries; None selects torch's causal mask."""
+    """Return the attention bias of a block of queries; None selects torch's causal mask."""
     if segment.prompt is None and not _is_written_out(q):
         return None
     return segment.bias_of(block, num_keys, q)
@@ -263,7 +261,7 @@ def _written_out_backward(
 
 
 def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Return the attention weights, [B * H_kv, queries per key head, keys]."""
+    """Return the attention weights, with the shape [B * H_kv, queries per key head, keys]."""
     num_rows, heads, seen, _ = k_seen.shape
     keys = k_seen.flatten(0, 1).transpose(1, 2)
     # `baddbmm` applies the scale within the matrix product, which saves a pass over the scores.
@@ -273,7 +271,7 @@ def _weights(q_block: Tensor, k_seen: Tensor, bias: Tensor | None, scale: float)
     scores.view(num_rows, heads, -1, num_queries, seen).add_(bias[:, :, None])
     if scores.dtype == torch.float64:
         return scores.softmax(-1)
-    # On a CPU, torch's softmax is faster in float32 than in bfloat16.
+    # On a CPU, the softmax of torch is faster in float32 than in bfloat16.
     return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
 
 
@@ -284,8 +282,8 @@ def _by_key_heads(heads: Tensor, num_key_heads: int) -> Tensor:
 
 
 def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
-    """Return the keys or values of each row's prompt, followed by the row's own, [B, H_kv, K,
-    D]."""
+    """Return the keys or values of each row's prompt, followed by those of the row itself, [B,
+    H_kv, K, D]."""
     own = segment.heads(flat)
     if segment.prompt is None or segment.parent_B is None:
         return own
@@ -294,13 +292,12 @@ def _with_prompt(segment: Segment, flat: Tensor) -> Tensor:
 
 
 def _keys(segment: Segment, flat: Tensor) -> Tensor:
-    """Return the keys of prompt and row; for explicit 16-bit products, each row's mean key is
-    subtracted.
+    """Return the keys of the prompt and of the row; for explicit 16-bit products, the mean key of
+    each row is subtracted.
 
-    Subtracting the mean key changes all scores of a query q by the same number. The softmax ignores
-    a term that all scores share, but smaller scores have smaller rounding errors. Without the
-    subtraction of the mean key, Qwen2's large key biases doubled the error of a layer's output in
-    bfloat16.
+    If the mean key is subtracted, all attention scores of a query q change by the same number. The
+    softmax ignores a term that all scores share, and smaller scores have smaller rounding errors.
+    With the mean key, Qwen2's large key biases doubled the error of a layer's output in bfloat16.
     """
     keys = _with_prompt(segment, flat)
     if keys.element_size() > 2 or not _is_written_out(keys):
@@ -313,6 +310,8 @@ def _is_written_out(tensor: Tensor) -> bool:
 
 
 def _put(segment: Segment, flat: Tensor, heads: Tensor, block: slice | None = None) -> None:
-    """Write heads [B, H, L, D], or those of a block of queries, to the segment's flat positions."""
+    """Write heads [B, H, L, D], or the heads of a block of queries, to the flat positions of the
+    rectangle.
+    """
     place = segment.rows(flat) if block is None else segment.rows(flat)[:, block]
     place.copy_(heads.transpose(1, 2))

@@ -24,7 +24,7 @@ def decoder_of(model: nn.Module) -> Any:
     if decoder is None or decoder is inner:
         decoder = inner.base_model
     if decoder is inner:
-        # Llama 4's `base_model_prefix` is not the name of the attribute that holds its decoder.
+        # For Llama 4, `base_model_prefix` is not the attribute that holds the decoder.
         decoder = getattr(inner, "model", inner)
     if decoder is inner:
         found = "no decoder beneath its output head"
@@ -38,10 +38,11 @@ def hidden_states(
     lean: bool = True,
     accumulators: Accumulators | None = None,
 ) -> Tensor:
-    """Return the last hidden state that predicts each completion token, [T, D], with gradient.
+    """Return the last-layer hidden state that predicts each completion token, [T, D], with
+    gradient.
 
-    lean: use `lean_hidden_states` if the model's family supports it. For families without lean
-    decoder, the model's own modules run. accumulators: see `lean_hidden_states`.
+    lean: use `lean_hidden_states` if it supports the model's family. For a model family without a
+    lean decoder, the model's own modules run. accumulators: see `lean_hidden_states`.
     """
     if lean and inputs.rectangles:
         try:
@@ -82,14 +83,14 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a model call; a short mask replaces a large mask
-    (`long_rows`)."""
+    """Return the keyword arguments of a model call; a short mask (`long_rows`) replaces a large
+    mask."""
     num_masks, length = rectangle.tokens.shape
     if rectangle.prompt_length_B is None:
         num_masks = 1
     is_long = num_masks * length * rectangle.extent > long_rows.MASK_HELD
     options: dict[str, Any] = {"past_key_values": cache}
-    # No later model call continues these rows, so their keys and values are not cached.
+    # No later model call continues these rows, so their keys and values are not kept in a cache.
     if rectangle.parent_B is None and not rectangle.is_prompts:
         if not is_long or not long_rows.is_eager(decoder) or hidden_tokens(decoder.config):
             return {}
@@ -99,7 +100,7 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
     elif options:
         seen = rectangle.mask()
         mask = torch.zeros(seen.shape, dtype=next(decoder.parameters()).dtype, device=seen.device)
-        # Every attention function of Transformers adds a float mask to the scores.
+        # Every attention function in Transformers adds a float mask to the attention scores.
         options["attention_mask"] = mask.masked_fill_(~seen, -torch.inf)
     if rectangle.position_ids is not None:
         options["position_ids"] = rectangle.position_ids
@@ -107,10 +108,10 @@ def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]
 
 
 class PromptCache(Cache):
-    """Records the keys and values of prompts, each [P, H, L, D], as each layer computes them.
+    """Records the keys and values of prompts, [P, H, L, D], when each layer computes them.
 
-    A second recording replaces the first with equal tensors, so activation checkpointing can
-    recompute a layer.
+    If activation checkpointing recomputes a layer, the second recording replaces the first with
+    equal tensors.
     """
 
     def __init__(self) -> None:
@@ -120,17 +121,17 @@ class PromptCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Record and return a layer's keys and values."""
+        """Record the keys and values of a layer, and return them."""
         self.kept[layer_idx] = (key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: no token precedes a prompt."""
+        """Return 0, because no token precedes a prompt."""
         return 0
 
 
 class BranchCache(Cache):
-    """A cache that prepends the keys and values of each row's prompt to the row's own; gradients
+    """A cache that puts the keys and values of each row's prompt before those of the row; gradients
     flow to both."""
 
     def __init__(self, prompts: PromptCache, parent_B: Tensor) -> None:
@@ -141,7 +142,7 @@ class BranchCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return a layer's keys and values, [B, H, prompt + own, D]."""
+        """Return the keys and values of a layer, [B, H, prompt + own, D]."""
         prompt_keys, prompt_values = self.kept[layer_idx]
         return self._behind(prompt_keys, key_states), self._behind(prompt_values, value_states)
 
@@ -152,13 +153,13 @@ class BranchCache(Cache):
         return torch.cat([prompt.index_select(0, self.parent_B), own], dim=2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of prompt positions, padding included."""
+        """Return the number of prompt positions, including padding."""
         return self.kept[layer_idx][0].shape[2] if self.kept else 0
 
 
 def _let_caches_through(decoder: nn.Module) -> None:
-    """Stop Transformers from dropping the prompt caches in checkpointed layers."""
-    # Transformers drops all caches in a checkpointed layer, because recomputation appends twice.
+    """Stop Transformers from dropping the caches of prompts in checkpointed layers."""
+    # Transformers drops caches in checkpointed layers, because a recomputation would append twice.
     # `PromptCache` and `BranchCache` tolerate recomputation.
     for layer in decoder.modules():
         if isinstance(layer, GradientCheckpointingLayer):

@@ -1,4 +1,4 @@
-"""Divergences between a teacher's and a student's distribution, and their gradients.
+"""Divergences between the distributions of a teacher and a student, and their gradients.
 
 With p the teacher's and q the student's probabilities of N outcomes, and m a mixture of both:
 
@@ -23,11 +23,12 @@ from assay.config.distill import DivergenceKind
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """B distributions over N outcomes: logits and probabilities [B, N], and log-normalizers [B].
+    """B distributions over N outcomes: logits [B, N], probabilities [B, N], and log-normalizers
+    [B].
 
-    A log-probability is a logit minus the log-normalizer of its row. The [B, N] log-probabilities
-    are never allocated, because a divergence needs only differences of logits and each row's
-    normalizer.
+    A log-probability is a logit minus the log-normalizer of the logit's row. The [B, N]
+    log-probabilities are never allocated: a divergence needs only differences of logits, and the
+    normalizer of each row.
     """
 
     logits_BN: Tensor
@@ -38,16 +39,16 @@ class Distribution:
     def of(cls, logits_BN: Tensor) -> Distribution:
         """Create the distributions of logits."""
         probs_BN = logits_BN.softmax(-1)
-        # The largest logit and the largest probability belong to the same token.
-        # The difference of the two log-probabilities gives the normalizer without a second pass of
-        # exponentials.
+        # In each row, the largest logit and the largest probability belong to the same token.
+        # Logit minus log-probability gives the normalizer without a second pass of exp().
         normalizer_B = logits_BN.amax(-1) - probs_BN.amax(-1).log()
         return cls(logits_BN, probs_BN, normalizer_B)
 
     def mixed(self, other: Distribution, share: float) -> Distribution:
-        """Return share self + (1 - share) other, with log-probabilities as its logits."""
+        """Return the mixture share self + (1 - share) other, with its log-probabilities as
+        logits."""
         probs_BN = torch.lerp(other.probs_BN, self.probs_BN, share)
-        # The logarithm must stay finite where both probabilities are 0: 0 times infinity is NaN.
+        # The logarithm must be finite where both probabilities are 0: 0 times infinity is NaN.
         probs_BN.clamp_(min=torch.finfo(probs_BN.dtype).tiny)
         return Distribution(probs_BN.log(), probs_BN, torch.zeros_like(self.normalizer_B))
 
@@ -61,7 +62,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A divergence between two distributions at a temperature.
+    """A divergence between two distributions, computed at a temperature.
 
     skew: parameter of the two KL divergences, in [0, 1). beta: parameter of ``jsd``, in (0, 1).
     """
@@ -76,11 +77,12 @@ class Divergence:
         logits [B, N].
 
         With f the derivative of the divergence with respect to q, the gradient is q (f - sum q f).
-        For f = log(q / m), the gradient is q times the second result of `Distribution.from_other`.
+        For f = log(q / m), the gradient is q times the second result of the function
+        `Distribution.from_other`.
         """
         p_BN, q_BN = teacher.probs_BN, student.probs_BN
         match self.kind:
-            # f = -p / q, so sum q f = -1.
+            # For f = -p / q, the sum of q f over all outcomes is -1.
             case "forward_kl" if not self.skew:
                 return teacher.from_other(student)[0], q_BN - p_BN
             case "forward_kl":

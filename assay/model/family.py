@@ -1,9 +1,9 @@
-"""Read the parameters of the common decoder family (Llama, Mistral, Qwen2, Qwen3) from live
-modules.
+"""Read the parameters of the common decoder family (Llama, Mistral, Qwen2, Qwen3) from a loaded
+model.
 
-The lean decoders of the generator and the learner use these parameters directly and skip the
-modules' forward methods. Plain low-rank adapters (peft's LoRA) are read with their layers. Any
-other wrapper, hook or layer class (quantization, DoRA) raises NotLean, and the caller uses the
+The lean decoders of the generator and of the learner use these parameters directly, and skip the
+modules' forward methods. Plain low-rank adapters (peft's LoRA) are read together with their layers.
+Any other wrapper, hook or layer class (quantization, DoRA) raises NotLean; the caller then uses the
 modules' forward methods.
 """
 
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3"}
 # Types of rotary embedding whose frequencies do not depend on the sequence length.
-# The frequencies of all other rotary types depend on the sequence length.
+# For all other rotary types, the frequencies depend on the length of the sequence.
 STATIC_ROPES = {"default", "linear", "llama3", "yarn"}
 
 
 class NotLean(Exception):
-    """Raised if a model is outside the family, or if a wrapper or hook changes the model's
+    """Raised if a model is outside the decoder family, or if a wrapper or hook changes its
     computation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """A low-rank adapter of a linear map of x: adds scale * up down x (Hu et al., 2021, equation
-    3).
+    """A low-rank adapter, which adds scale * up down x to a linear map of x (Hu et al., 2021,
+    equation 3).
 
-    down: [r, inputs]; up: [outputs, r]. Both adapter matrices are live parameters, and their type
-    may differ from the linear map's type.
+    down: [r, inputs]; up: [outputs, r]. Both matrices of the adapter are live parameters, whose
+    type may differ from that of the linear map.
     """
 
     down: Tensor
@@ -41,25 +41,25 @@ class Adapter:
     scale: float
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return the weight with the adapter merged, summed in float32 and rounded to the weight's
-        type."""
+        """Return the weight with the adapter merged into it, summed in float32 and rounded to the
+        weight's type."""
         wide = torch.promote_types(weight.dtype, self.up.dtype)
         up, down = self.up.detach().to(wide), self.down.detach().to(wide)
         whole = torch.addmm(weight.detach().to(wide), up, down, alpha=self.scale)
         return whole.to(weight.dtype)
 
     def add(self, total: Tensor, given: Tensor) -> None:
-        """Add an adapter's output for input rows ``given`` in place to ``total``, the linear map's
-        output."""
+        """Add the adapter's output for the input rows ``given`` to ``total``, the output of the
+        linear map, in place."""
         inner = given @ self.down.to(given.dtype).T
         total.addmm_(inner, self.up.to(given.dtype).T, alpha=self.scale)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """Live parameters of one decoder layer; a linear map is (weight, bias or None).
+    """Live parameters of one decoder layer; each linear map is (weight, bias or None).
 
-    adapters: low-rank adapters of the linear maps, by the field name of the map.
+    adapters: low-rank adapters of the linear maps, by field name of the linear map.
     """
 
     attention_norm: tuple[Tensor, float]
@@ -83,10 +83,11 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """Live parameters of a whole model.
+    """Live parameters of a whole decoder model.
 
-    padding_token: token whose embedding receives no gradient. head: the output head, or the score
-    layer of a classifier. width: size of one attention head. scale: factor on the attention scores.
+    padding_token: id of the token whose embedding gets no gradient. head: the output head, or the
+    score layer of a classifier. width: size of one attention head. scale: factor by which attention
+    scores are multiplied.
     """
 
     embedding: Tensor
@@ -100,7 +101,9 @@ class Decoder:
 
     @classmethod
     def of(cls, model: Any) -> Decoder:
-        """Read the parameters of a live model. Raises NotLean if the model is not supported."""
+        """Read the parameters of a loaded model. Raises NotLean if the lean decoder does not
+        support the model.
+        """
         model = unwrap(model)
         config: Any = getattr(model, "config", None)
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
@@ -109,7 +112,7 @@ class Decoder:
             raise NotLean(hidden)
         if config.rope_parameters.get("rope_type") not in STATIC_ROPES:
             raise NotLean("its rotary embedding depends on the sequence length")
-        # The lean decoder calls no module, so hooks and replaced forward methods would be ignored.
+        # The lean decoder calls no module, so it would ignore hooks and replaced forward methods.
         for name, module in model.named_modules():
             if any(getattr(module, hooks) for hooks in _HOOKS) or "forward" in vars(module):
                 raise NotLean(f"{name} has hooks")
@@ -130,11 +133,11 @@ class Decoder:
             raise NotLean(str(error)) from error
 
     def rotations(self, length: int) -> tuple[Tensor, Tensor]:
-        """Return (cos, signed sin) for positions 0 to ``length`` - 1 from the model's rotary
-        module.
+        """Return (cos, signed sin) for the positions 0 to ``length`` - 1, computed by the model's
+        rotary module.
 
         Both are [length, width]. The first half of the sine is negated, as the function `rotate`
-        expects.
+        requires.
         """
         positions = torch.arange(length, device=self.embedding.device)[None]
         cos, sin = self.rotary(self.embedding[:1, None], positions)
@@ -146,13 +149,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def unwrap(model: nn.Module) -> Any:
-    """Return the causal model inside a peft wrapper; its layers still contain the adapters."""
+    """Return the causal model inside a peft wrapper; the layers still contain the adapters."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore
 
 
 def is_lean(model: nn.Module) -> bool:
-    """Return whether the lean decoder can read a model. The start-up probe checks that the lean
-    decoder's results are those of the model."""
+    """Return whether the lean decoder can compute a model. The start-up probe compares the results
+    of the lean decoder with those of the model."""
     try:
         Decoder.of(model)
     except NotLean:
@@ -161,8 +164,7 @@ def is_lean(model: nn.Module) -> bool:
 
 
 def hidden_tokens(config: Any) -> str | None:
-    """Return the reason why tokens do not attend to all earlier tokens; None with full
-    attention."""
+    """Return the reason why tokens do not attend to all earlier tokens; None if they do."""
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if kinds:
         return f"the model has layers of {', '.join(sorted(kinds))}"
@@ -173,7 +175,9 @@ def hidden_tokens(config: Any) -> str | None:
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Apply rotary embedding (Su et al., 2021, equation 34) with Llama's pairing of halves."""
+    """Apply rotary embedding (Su et al., 2021, equation 34); as in Llama, dimensions are paired
+    half a head apart.
+    """
     first, second = heads.chunk(2, -1)
     return (heads * cos).add_(torch.cat((second, first), -1).mul_(signed_sin))
 
@@ -202,8 +206,8 @@ def _read(layer: Any) -> Layer:
 
 
 def _adapter(module: Any) -> Adapter | None:
-    """Return the active low-rank adapter of a linear map, if any. Raises NotLean for any other
-    wrapper."""
+    """Return the active low-rank adapter of a linear map, or None. Raises NotLean if a linear map
+    has any other wrapper."""
     if not hasattr(module, "base_layer"):
         return None
     if type(module).__module__.partition(".")[0] != "peft" or not hasattr(module, "lora_A"):
@@ -225,8 +229,7 @@ def _adapter(module: Any) -> Adapter | None:
 
 
 def _weight(module: Any, kind: type) -> Tensor:
-    # A subclass of a layer, such as a quantized layer, may compute something else with the same
-    # weight.
+    # A subclass, such as a quantized layer, may compute something else with the same weight.
     if type(module) is not kind or getattr(module, "parametrizations", None):
         raise NotLean(f"{type(module).__name__} instead of a plain {kind.__name__}")
     weight: Tensor = module.get_parameter("weight")

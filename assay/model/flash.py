@@ -1,17 +1,16 @@
-"""Attention of packed rows by the fused flash kernels of a GPU, without masks and without padding
+"""Attention of packed rows by a GPU's fused flash kernels, without masks and without padding
 between rows.
 
-One kernel call computes the attention of every row to itself, under a causal mask. A second call
-per rectangle computes the attention of completions to their prompts. The rows of a group are
-adjacent, so the second call treats a group as one sequence of queries over one prompt. The
-attention outputs of both kernel calls are combined by the log-sum-exp of their scores. If
-completions attended to their prompts by torch's general attention, it would need a mask over all
-pairs of tokens. With grouped key heads, torch has no fused kernel for a mask and allocates all
-scores in float32.
+The first kernel call computes the attention of every row to its own tokens, under a causal mask. A
+second call per rectangle computes the attention of completions to their prompts. The rows of a
+group are adjacent, so the second kernel call treats a group as one sequence of queries over one
+prompt. The outputs of both attention calls are combined by the log-sum-exp of their scores. torch's
+general attention of completions to prompts would need a mask over all pairs of tokens. With grouped
+key heads, torch has no fused kernel for a mask and allocates all scores in float32.
 
 The backward kernel receives the combined output and log-sum-exp. The kernel's probabilities exp(S -
-lse) are then the probabilities of the whole attention, so each call returns its exact share of the
-gradients (Dao 2023, arXiv 2307.08691, algorithm 2).
+lse) are then those of the whole attention, so each call returns its exact share of the gradients
+(Dao 2023, arXiv 2307.08691, algorithm 2).
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ Lengths = tuple[Tensor, int]
 class Branch:
     """The completion rows of one rectangle, which continue prompts.
 
-    tokens: positions of the rows in the flat token axis. queries: boundaries of the query
-    sequences, one per prompt. prompt_K: flat positions of the prompts' tokens, without padding.
-    keys: boundaries of the key sequences, one per prompt.
+    tokens: positions of the completion rows in the flat token axis. queries: boundaries of the
+    query sequences, one sequence per prompt. prompt_K: positions of the prompt tokens in the flat
+    token axis, without padding. keys: boundaries of the key sequences, one sequence per prompt.
     """
 
     tokens: slice
@@ -53,8 +52,8 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class FlashPlan:
-    """Boundaries of the sequences of a micro-batch, in the format of the flash kernels. rows:
-    boundaries of every row of every rectangle, padding included. branches: the completion rows,
+    """Boundaries of all sequences in a micro-batch, in the format of the flash kernels. rows:
+    boundaries of every row in every rectangle, including padding. branches: the completion rows,
     which continue prompts."""
 
     rows: Lengths
@@ -62,7 +61,9 @@ class FlashPlan:
 
     @classmethod
     def of(cls, inputs: ModelInputs) -> FlashPlan:
-        """Derive the sequences from host memory, so that no copy waits for the device."""
+        """Compute the sequence boundaries from values in host memory, so that no copy waits for the
+        device.
+        """
         device = inputs.rectangles[0].tokens.device
         lengths: list[np.ndarray] = []
         branches: list[Branch] = []
@@ -102,8 +103,8 @@ def _lengths(lengths: np.ndarray, device: torch.device) -> Lengths:
 
 
 def supports(weight: Tensor, width: int) -> bool:
-    """Return whether the kernels accept heads of this width, in the weight's type and on its
-    device."""
+    """Return whether the flash kernels accept heads of this width, for the type and device of the
+    weight."""
     multiple, widest = WIDTHS
     return (
         weight.device.type == "cuda"
@@ -141,7 +142,7 @@ def attend_backward(
     scale: float,
     into: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    """Write the gradients of query, key and value to the three tensors in ``into``.
+    """Write the gradients of query, key and value into the three tensors ``into``.
 
     attended: the result of `attend`. The gradients of a prompt's keys and values are summed over
     its completions in float32.
@@ -151,7 +152,7 @@ def attend_backward(
     grads = backward(grad, *heads, out, lse_HN, plan.rows, plan.rows, True, scale)
     grad_query, sums = grads[0], list(grads[1:])
     if plan.branches:
-        # A prompt's gradients sum over its completions, and a 16-bit sum would lose small terms.
+        # A prompt's gradients are sums over completions; 16-bit sums would lose small terms.
         sums = [one.float() for one in sums]
     for branch in plan.branches:
         part, index = branch.tokens, branch.prompt_K
@@ -169,16 +170,16 @@ def attend_backward(
         )
         grad_query[part] += found[0]
         for total, one in zip(sums, found[1:], strict=True):
-            # `index_add_` would add atomically, in an order that changes the last bits of the sum.
-            # A branch has distinct token positions, so a plain read, add and write is safe.
+            # `index_add_` would add in any order, which changes the last bits of the sum.
+            # The token positions of a branch are distinct, so plain additions cannot collide.
             total.index_copy_(0, index, total.index_select(0, index).add_(one))
     for target, one in zip(into, (grad_query, *sums), strict=True):
         target.copy_(one)
 
 
 def _join(out: Tensor, lse_HN: Tensor, other: Tensor, other_lse_HN: Tensor) -> None:
-    """Combine two partial attentions by their log-sum-exp; the result overwrites the first partial
-    attention."""
+    """Combine two partial attentions by their log-sum-exp; the result overwrites the first of
+    them."""
     both_HN = torch.logaddexp(lse_HN, other_lse_HN)
     own, given = ((one - both_HN).exp_().T[:, :, None] for one in (lse_HN, other_lse_HN))
     out.copy_((out * own).addcmul_(other, given))
@@ -194,7 +195,7 @@ def forward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Call the forward kernel; return (output [N, H, D], log-sum-exp [H, N])."""
+    """Call the forward flash kernel; return (output [N, H, D], log-sum-exp [H, N])."""
     out, lse_HN, *_ = torch.ops.aten._flash_attention_forward(
         query, key, value, queries[0], keys[0], queries[1], keys[1], 0.0, causal, False, scale=scale
     )
@@ -213,8 +214,8 @@ def backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call the backward kernel; return the gradients of query, key and value."""
-    # The kernel requires the state of a dropout generator, although the dropout rate is 0.
+    """Call the backward flash kernel; return the gradients of query, key and value."""
+    # The flash kernel needs a state of its dropout generator, although the dropout rate is 0.
     unused = torch.empty(0, dtype=torch.uint64, device=grad.device)
     with strictly_fixed_order():
         return torch.ops.aten._flash_attention_backward(

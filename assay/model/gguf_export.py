@@ -1,8 +1,8 @@
-"""Write a Hugging Face folder as one GGUF file for llama.cpp, Ollama and LM Studio.
+"""Write a model folder in Hugging Face layout as one GGUF file for llama.cpp, Ollama and LM Studio.
 
-The `gguf` package names keys and tensors and writes the file format. This module determines three
-facts: the order of query and key rows, the name of the tokenizer's pre-tokenization rule, and the
-tokens that end a completion.
+The package `gguf` names keys and tensors, and writes the file format. This module determines three
+facts itself: the order of query and key rows, llama.cpp's name of the pre-tokenization rule, and
+the tokens that end a completion.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from assay.host.files import has_room, is_disk_full
 from assay.host.removal import put_in_place, remove_file
 from assay.model.load import find_eos_ids
 
-# Maps Transformers' model type to llama.cpp's architecture. Other families have different tensors.
+# Maps the model type in Transformers to the architecture name in llama.cpp.
+# Other families have different tensors.
 ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 )
 CONVERTER = "export without --format gguf, then run llama.cpp's convert_hf_to_gguf.py on the folder"
 
-# llama.cpp identifies a pre-tokenization rule by name (`tokenizer.ggml.pre`).
-# `SPLITS` maps patterns of tokenizer.json to the names of llama.cpp's rules.
-# llama.cpp's own converter hashes the tokens of a test text, which requires a table of hashes.
-# Comparing the patterns identifies the same pre-tokenization rules without a table of hashes.
+# llama.cpp identifies a pre-tokenization rule by a name (`tokenizer.ggml.pre`).
+# `SPLITS` maps regex patterns of tokenizer.json to the names of llama.cpp's rules.
+# llama.cpp's converter hashes the tokens of a test text, which needs a table of known hashes.
+# Comparing regex patterns identifies the same pre-tokenization rules without such a table.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,16 +47,16 @@ SPLITS: Mapping[str, str] = MappingProxyType(
 )
 GPT2_SPLIT, DIGITS_SPLIT = "gpt-2", "smollm"
 
-# Maps kinds of tokens to llama.cpp's token types (`tokenizer.ggml.token_type`).
+# Maps kinds of tokens to the token types of llama.cpp (`tokenizer.ggml.token_type`).
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def write_gguf(folder: Path, out: Path, name: str) -> Path:
     """Write the model and tokenizer in ``folder`` to the file ``out`` and return ``out``.
 
-    Matrices keep their saved type. Vectors are stored as float32, as llama.cpp requires. Raises
-    ModelError for an unsupported family, tokenizer or rotary embedding, and MissingExtra without
-    the gguf package.
+    Matrices keep their saved type. Vectors are stored as float32, because llama.cpp requires it.
+    Raises ModelError for an unsupported family, tokenizer or rotary embedding, and MissingExtra
+    without the package gguf.
     """
     try:
         import gguf
@@ -92,7 +93,7 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        # Convert one tensor at a time, so that memory holds only one converted matrix.
+        # Tensors are converted one at a time, so memory contains only one converted matrix.
         for path, key in targets:
             writer.write_tensor_data(_bytes_of(path, key, config, arch))
         if extra is not None:
@@ -100,12 +101,12 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
         writer.close()
         put_in_place(partial, out)
     except OSError as error:
-        # numpy writes the matrices, and reports a full disk as a short write, not as ENOSPC.
+        # numpy writes the matrices, and reports a full disk as a short write instead of ENOSPC.
         if is_disk_full(error) or not has_room(partial.parent):
             raise OSError(ENOSPC, os.strerror(ENOSPC), str(out)) from error
         raise
     finally:
-        # On a full disk, closing the writer raises a second error, which is ignored.
+        # If the disk is full, closing the writer raises a second error, which is ignored.
         with suppress(OSError):
             writer.close()
         remove_file(partial)
@@ -113,16 +114,16 @@ def write_gguf(folder: Path, out: Path, name: str) -> Path:
 
 
 def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of a tokenizer.json's pre-tokenization rule.
+    """Return llama.cpp's name for the pre-tokenization rule of a tokenizer.json.
 
-    Raises ModelError for an unknown pre-tokenization rule. A wrong name would cause no error: the
-    file would load, and the model would receive different tokens.
+    Raises ModelError for an unknown pre-tokenization rule. A wrong rule name causes no error: the
+    file loads, but the model receives wrong tokens.
     """
     model, first = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise _refused("a tokenizer that is not byte-level BPE", "byte-level BPE")
     # llama.cpp does not normalize text.
-    # The normalizer NFC is ignored for Qwen, as in llama.cpp's own converter.
+    # For Qwen, the normalizer NFC is ignored, as in llama.cpp's own converter.
     normalizer = (tokenizer.get("normalizer") or {}).get("type")
     if normalizer not in (None, "NFC"):
         raise _refused(f"a tokenizer with the normalizer {normalizer}", "NFC or none")
@@ -140,7 +141,7 @@ def splitting_rule(tokenizer: Mapping[str, Any]) -> str:
         pattern, way = steps[0].get("pattern", {}).get("Regex", ""), steps[0].get("behavior")
         if pattern in SPLITS and way == "Isolated" and not steps[0].get("invert"):
             return SPLITS[pattern]
-    # With a wrong rule name the file would load, but the model would get wrong tokens.
+    # With a wrong rule name, the file would load but the model would get wrong tokens.
     known = ", ".join([GPT2_SPLIT, DIGITS_SPLIT, *SPLITS.values()])
     raise _refused("a tokenizer with another splitting rule", f"the rules {known}")
 
@@ -152,9 +153,9 @@ def _refused(found: str, accepted: str) -> ModelError:
 def _add_shape(writer: Any, config: Any, arch: str) -> None:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    # llama.cpp supports no sliding window for the architectures in this table.
-    # Beyond the sliding window, llama.cpp's results would differ from Transformers, so the exported
-    # context ends at the window.
+    # For the architectures in this table, llama.cpp does not support a sliding window.
+    # Beyond the sliding window, llama.cpp's results would differ from those of Transformers.
+    # The exported context length therefore ends at the window.
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) and window:
         writer.add_context_length(min(window, config.max_position_embeddings))
@@ -172,7 +173,7 @@ def _add_shape(writer: Any, config: Any, arch: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     rotary = _rotary(config)
     writer.add_rope_freq_base(rotary["rope_theta"])
-    # llama.cpp reads rotary factors from the file for its llama architecture only.
+    # Only for its llama architecture, llama.cpp reads rotary factors from the file.
     known = ("default", "llama3") if arch == "llama" else ("default",)
     if (kind := rotary.get("rope_type", "default")) not in known:
         raise _refused(f"a rotary embedding of type {kind}", " or ".join(known))
@@ -183,12 +184,13 @@ def _rotary(config: Any) -> Mapping[str, Any]:
 
 
 def _rotary_factors(config: Any) -> np.ndarray | None:
-    """Return the divisor of each rotary frequency under Llama 3's scaling; None for other scalings.
+    """Return the divisor of each rotary frequency under Llama 3's scaling; None for any other
+    scaling.
 
-    Frequencies with a wavelength below L / high are kept. Frequencies with a wavelength above L /
-    low are divided by the factor. For wavelengths between L / high and L / low, the multiplier
-    rises from 1 / factor to 1, linearly in L / wavelength. L is the context length of the original
-    pretraining. The equations of the scaling follow the released code of Llama 3.1.
+    Rotary frequencies with a wavelength below L / high are unchanged. Rotary frequencies with a
+    wavelength above L / low are divided by the factor. For wavelengths between L / high and L /
+    low, the multiplier rises linearly in L / wavelength, from 1 / factor to 1. L is the context
+    length of the original pretraining. These equations follow the published code of Llama 3.1.
     """
     rotary = _rotary(config)
     if rotary.get("rope_type") != "llama3":
@@ -211,7 +213,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     special = {one["id"]: one["special"] for one in content.get("added_tokens", [])}
     tokens, types = list[str](), list[int]()
     for number in range(config.vocab_size):
-        # The embedding is often padded: its last rows belong to no token.
+        # The embedding is often padded with rows that belong to no token.
         tokens.append(by_id.get(number, f"[PAD{number}]"))
         if number not in by_id:
             types.append(UNUSED)
@@ -222,14 +224,14 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     words = SpecialVocab(folder, load_merges=True, n_vocab=config.vocab_size)
-    # The end tokens and the BOS flag are written below, from `find_eos_ids` and from a test text.
+    # The end tokens and the BOS flag are written below, because test texts determine them.
     words.special_token_ids.pop("eos", None)
     words.add_special_token.pop("bos", None)
     words.chat_template = tokenizer.chat_template
     words.add_to_gguf(writer, quiet=True)
     begins = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     writer.add_add_bos_token(begins)
-    # llama.cpp stops at `eos` and `eot`, and recognizes other end tokens (<|im_end|>) by text.
+    # llama.cpp stops at `eos` and `eot`, and finds other end tokens (<|im_end|>) by their text.
     last, *others = reversed(find_eos_ids(_Ends(folder, config), tokenizer))
     writer.add_eos_token_id(last)
     if others:
@@ -237,7 +239,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: Any, tokenizer: Any) -> No
 
 
 class _Ends:
-    """The attributes of a model that `find_eos_ids` reads."""
+    """The attributes of a model that the function `find_eos_ids` reads."""
 
     def __init__(self, folder: Path, config: Any) -> None:
         from transformers import GenerationConfig
@@ -247,7 +249,7 @@ class _Ends:
 
 
 def _stored(folder: Path) -> Iterator[tuple[Path, str, list[int], str]]:
-    """Yield (file, key, shape, type) for each saved tensor."""
+    """Yield (file, key, shape, type) for each saved tensor of a folder."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -266,12 +268,12 @@ def _kind(gguf: Any, key: str, dtype: str, num_axes: int) -> Any:
 
 
 def _bytes_of(path: Path, key: str, config: Any, arch: str) -> np.ndarray:
-    """Return a tensor in the layout of the GGUF file."""
+    """Return a tensor in the layout that the GGUF file requires."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as weights:
         tensor: Tensor = weights.get_tensor(key)
-    # llama.cpp's llama architecture rotates pairs of adjacent rows.
+    # The llama architecture of llama.cpp rotates pairs of adjacent rows.
     # Transformers rotates pairs of rows that are half a head apart.
     if arch == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads

@@ -1,12 +1,14 @@
-"""The output head: log-probability, entropy and divergence of each token without [T, V] logits.
+"""The output head: log-probability, entropy and divergence of each token, without the [T, V] logits
+in memory.
 
-The head computes a divergence only if there is a teacher.
+The head computes a divergence only if a teacher is given.
 
-One matrix product computes the logits of a chunk of tokens. A few rows of logits at a time are
-converted to probabilities, so that the probabilities stay in a CPU's cache. On CUDA, kernels
-overwrite the logits with their gradient and store no probabilities (`assay.model.head_kernels`).
-The backward pass computes the logits again, unless the caller passes the expected gradients in
-advance. With expected gradients, the forward pass computes the head's gradients from its logits.
+One matrix product computes the logits of a chunk of tokens. Probabilities are computed for a few
+rows of logits at a time, so that they stay in the cache of a CPU. On CUDA, kernels overwrite the
+logits with their gradient, and store no probabilities (`assay.model.head_kernels`). The backward
+pass computes the logits again, unless the caller passes the expected gradients of the outputs in
+advance. With expected gradients, the forward pass computes the head's gradients from the logits
+that it has.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ LOGITS_IN_CACHE = 2**19
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """A model's output head: softcap(scale * (h W' + b))."""
+    """The output head of a model: softcap(scale * (h W' + b))."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -45,8 +47,8 @@ class Head:
 
     @classmethod
     def of(cls, model: nn.Module) -> Head:
-        """Read the head of a Hugging Face causal model. Raises ModelError for an
-        unsupported head."""
+        """Read the output head of a Hugging Face causal model. Raises ModelError for an output head
+        that Assay does not support."""
         inner = unwrap(model)
         linear = inner.get_output_embeddings()
         if type(linear) is not nn.Linear:
@@ -55,22 +57,22 @@ class Head:
         config = inner.config.get_text_config()
         # Cohere multiplies its logits by a factor.
         scale = getattr(config, "logit_scale", None) or 1.0
-        # Granite divides its logits by a factor.
+        # Granite models divide their logits by a factor.
         scale /= getattr(config, "logits_scaling", None) or 1.0
-        # Gemma 2 bounds its logits by tanh.
+        # Gemma 2 limits its logits by tanh.
         softcap = getattr(config, "final_logit_softcapping", None)
         return cls(linear.weight, linear.bias, scale, softcap)
 
     def product(self, hidden_BD: Tensor, room: HeadRoom, name: str = "logits") -> Tensor:
-        """Return raw logits [B, V] in a shared buffer; the next product with the same name
-        overwrites the buffer."""
+        """Return raw logits [B, V] in a shared buffer, which the next product with the same name
+        overwrites."""
         raw_BV = room.take(name, hidden_BD, len(hidden_BD), len(self.weight_VD))
         if self.bias_V is None:
             return torch.mm(hidden_BD, self.weight_VD.T, out=raw_BV)
         return torch.addmm(self.bias_V, hidden_BD, self.weight_VD.T, out=raw_BV)
 
     def scaled(self, raw_BV: Tensor, temperature: float) -> Tensor:
-        """Return softcap(scale raw) / temperature, in float32 (or wider)."""
+        """Return softcap(scale raw) / temperature in float32 or a wider type."""
         wide = raw_BV.to(torch.promote_types(raw_BV.dtype, torch.float32))
         if self.softcap is not None:
             return (wide * (self.scale / self.softcap)).tanh_().mul_(self.softcap / temperature)
@@ -79,16 +81,16 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Gradients of a loss with respect to each token's log-probability, entropy and divergence,
-    [T]."""
+    """Gradients of a loss with respect to the log-probability, entropy and divergence of each
+    token, [T]."""
 
     logprobs_T: Tensor
     entropy_T: Tensor | None = None
     divergence_T: Tensor | None = None
 
     def equal(self, *arrived_T: Tensor | None) -> bool:
-        """Return whether these gradients are bitwise equal to the gradients that the backward pass
-        received."""
+        """Return whether these gradients equal those that the backward pass received, bit for
+        bit."""
         pairs = zip((self.logprobs_T, self.entropy_T, self.divergence_T), arrived_T, strict=True)
         same: list[Tensor] = []
         for one, other in pairs:
@@ -97,11 +99,11 @@ class Gains:
             if one is None or other is None or one.shape != other.shape:
                 return False
             same.append((one == other).all())
-        # Reading each number separately would wait for the device once per number.
+        # Reading each number separately would wait for the device once for each number.
         return not same or bool(torch.stack(same).all())
 
     def minus(self, other: Gains) -> Gains:
-        """Return the difference between two sets of gradients."""
+        """Return the difference between two sets of gradients of a loss."""
         return Gains(
             self.logprobs_T - other.logprobs_T,
             _minus(self.entropy_T, other.entropy_T),
@@ -116,17 +118,19 @@ def _minus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 class HeadRoom:
-    """Reusable buffers for the logits of one matmul and for the weight's gradient.
+    """Reusable buffers for the logits of one matrix product and for the gradient of the weight.
 
-    Each buffer is as large as many activations. If every matmul allocated its buffer, the system
-    would map the memory again page by page, which took as long as the matmul.
+    Each of these buffers is as large as many activations. If every matrix product allocated its
+    buffer, the system would map the memory page by page each time, which took as long as the
+    product.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Return an uninitialized [rows, columns] buffer with the type and device of ``like``."""
+        """Return an uninitialized [rows, columns] buffer of the type and on the device of
+        ``like``."""
         size, held = rows * columns, self._held.get(name)
         fits = held is not None and (held.dtype, held.device) == (like.dtype, like.device)
         if held is None or not fits or held.numel() < size:
@@ -141,17 +145,17 @@ class HeadRoom:
 
 
 class Target(Protocol):
-    """A teacher's next-token distributions for all tokens of one call of the head.
+    """Next-token distributions of a teacher for all tokens of one call of the head.
 
-    temperature: temperature of both compared distributions.
+    temperature: temperature at which both distributions are compared.
     """
 
     @property
     def temperature(self) -> float: ...
 
     def logits(self, chunk: slice, room: HeadRoom) -> Tensor | None:
-        """Return the teacher's raw logits of a chunk of tokens, or None if only some logits are
-        known."""
+        """Return the raw logits of the teacher for a chunk of tokens, or None if only some logits
+        are known."""
         ...
 
     def compare(
@@ -160,23 +164,21 @@ class Target(Protocol):
         """Return the divergence of B tokens [B], and its gradient with respect to the student's
         logits.
 
-        student: the student's distributions at `temperature`. raw_BV: the result of `logits` for
-        these tokens. part: slice that selects these tokens among all tokens. The gradient may have
-        fewer columns than the student's vocabulary; it then covers only the first vocabulary
-        entries.
+        student: distributions of the student at `temperature`. raw_BV: result of the method
+        `logits` for these tokens. part: slice of these tokens within all tokens. The gradient may
+        have fewer columns than the student's vocabulary, which are then its first entries.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Statistics of consecutive rows of a chunk of tokens.
+    """Statistics of consecutive rows within a chunk of tokens.
 
-    rows: slice that selects the rows in the chunk. part: slice that selects these rows among all
-        tokens.
-    model: the rows' distributions; None if kernels compute the gradient from the raw logits.
-    divergence_B, pull_BV: the divergence from the target and its gradient with respect to the
-    scaled logits; None without a target.
+    rows: slice of the rows within the chunk. part: slice of the rows within all tokens. model:
+    distributions of the rows; None if kernels compute the gradient from the raw logits.
+    divergence_B, pull_BV: divergence from the target, and its gradient with respect to the scaled
+    logits; None without a target.
     """
 
     rows: slice
@@ -191,9 +193,9 @@ class _Look:
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """The inputs of one call of the head.
+    """The inputs of one call of the output head.
 
-    target: the teacher's distributions; None computes no divergence.
+    target: distributions of the teacher; with None, no divergence is computed.
     """
 
     head: Head
@@ -208,7 +210,7 @@ class _Task:
         """Yield (chunk of tokens, raw logits of the chunk, iterator over the statistics of a few
         rows at a time).
 
-        The caller may overwrite the logits of rows whose statistics it has received.
+        The caller may overwrite the logits of those rows whose statistics it has received.
         """
         fused = self._is_fused(hidden_TD)
         at_once = self.logits_at_once or (FUSED_LOGITS_AT_ONCE if fused else LOGITS_AT_ONCE)
@@ -223,8 +225,7 @@ class _Task:
             yield chunk, raw, self._looks(chunk, raw, taught)
 
     def _is_fused(self, hidden_TD: Tensor) -> bool:
-        """Return whether CUDA kernels compute the statistics and the gradient from the raw
-        logits."""
+        """Return whether CUDA kernels compute statistics and gradient from the raw logits."""
         plain = self.target is None and self.head.softcap is None
         return plain and triton_jit.takes(hidden_TD, self.head.weight_VD)
 
@@ -259,7 +260,7 @@ class _Task:
         return replace(look, divergence_B=divergence_B, pull_BV=pull_BV.mul_(cooled))
 
     def write_gradient(self, raw: Tensor, look: _Look, gains: Gains) -> None:
-        """Overwrite the raw logits of some rows of a chunk with the gradient of the loss."""
+        """Overwrite the raw logits of some rows in a chunk with the gradient of the loss."""
         if look.model is not None:
             raw[look.rows] = self._gradient(look, look.model, gains)
             return
@@ -274,8 +275,8 @@ class _Task:
     def _gradient(self, look: _Look, model: Distribution, gains: Gains) -> Tensor:
         """Return the gradient of the loss with respect to the raw logits of some rows.
 
-        With g the loss's gradient by log p(token) and e its gradient by the entropy H, the gradient
-        of scaled logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the divergence's
+        Let g and e be the loss's gradients by log p(token) and by the entropy H. The gradient of
+        the scaled logit j is g ([j = token] - p_j) - e p_j (log p_j + H), plus the divergence's
         gradient.
         """
         scaled, probs, part = model.logits_BN, model.probs_BN, look.part
@@ -310,15 +311,15 @@ def head_logprobs(
     room: HeadRoom | None = None,
     target: Target | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return log p(token), the entropy of p and the divergence from the target, [T] each, in nats.
+    """Return log p(token), the entropy of p, and the divergence from the target, [T] each, in nats.
 
     All three results carry gradient. p = softmax(softcap(scale * (h W' + b)) / temperature).
-    logits_at_once: maximum number of logits of one matrix product; None: the device's default.
-    expected: the gradients that the backward pass will receive. With ``expected``, the forward pass
-    already computes the gradients of hidden states and weight. If the backward pass receives
-    gradients that differ from ``expected``, the backward pass adds the difference. accumulators:
-    tensors to which the weight's gradient is added in place. room: reusable buffers that several
-    calls share. target: the teacher's distributions; None computes no divergence.
+    logits_at_once: maximum number of logits in one matrix product; None means the device's default.
+    expected: gradients of the outputs that the backward pass will receive. With ``expected``, the
+    forward pass already computes the gradients of hidden states and weight. If the backward pass
+    receives other gradients than ``expected``, it adds the difference. accumulators: tensors to
+    which the gradient of the weight is added in place. room: reusable buffers that several calls
+    share. target: distributions of the teacher; with None, no divergence is computed.
     """
     room = room or HeadRoom()
     task = _Task(head, tokens_T, temperature, logits_at_once, accumulators, room, target)
@@ -339,7 +340,7 @@ class _HeadLogprobs(torch.autograd.Function):
         task: _Task,
         expected: Gains | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        # Outputs that the loss does not use get the gradient None instead of a tensor of zeros.
+        # Outputs that the loss does not use get None as gradient instead of a tensor of zeros.
         ctx.set_materialize_grads(False)
         needed = ctx.needs_input_grad[:3]
         sums = _Gradients(hidden_TD, task, needed) if expected and any(needed) else None
@@ -374,8 +375,7 @@ class _HeadLogprobs(torch.autograd.Function):
         if sums is None:
             sums = _Gradients(hidden_TD, task, ctx.needs_input_grad[:3])
         else:
-            # The head's gradients are linear in the incoming gradients, so only the difference must
-            # be added.
+            # The head's gradients are linear in the received ones, so only the difference is added.
             gains = gains.minus(expected)
         for chunk, raw, looks in task.chunks(hidden_TD):
             for look in looks:
@@ -385,9 +385,10 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, summed in float32 (or wider).
+    """Gradients of hidden states, weight and bias, summed in float32 or a wider type.
 
-    If the weight has an accumulator, its gradient is added there directly.
+    If the weight has an accumulator, the gradient of the weight is added to the accumulator
+    directly.
     """
 
     def __init__(self, hidden_TD: Tensor, task: _Task, needed: tuple[bool, bool, bool]) -> None:
@@ -401,8 +402,8 @@ class _Gradients:
             self._total_VD = task.accumulators(task.head.weight_VD)
 
     def add(self, chunk: slice, grad_raw: Tensor, again: bool = False) -> None:
-        """Add the gradient of a chunk's raw logits. again: whether the chunk already has a
-        gradient, to which this call adds."""
+        """Add the gradients that follow from the raw logits' gradient of a chunk. again: whether
+        the chunk already has gradients, to which this call adds."""
         if self._hidden_TD is not None:
             part = self._hidden_TD[chunk]
             torch.addmm(part, grad_raw, self._head.weight_VD, beta=float(again), out=part)
@@ -420,9 +421,9 @@ class _Gradients:
             self._bias_V = _added(self._bias_V, grad_raw.sum(0))
 
     def narrow(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of hidden states, weight and bias in the types of these tensors.
+        """Return the gradients of hidden states, weight and bias, each in the type of its tensor.
 
-        A weight without accumulated terms gets a zero gradient.
+        If nothing was accumulated for the weight, its gradient is zero.
         """
         weight_VD, bias_V = self._head.weight_VD, self._head.bias_V
         if self._needs_weight and self._weight_VD is None and self._total_VD is None:
@@ -435,7 +436,7 @@ class _Gradients:
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
-    """Return total + part; from the second part on, the sum is in float32 (or wider)."""
+    """Return total + part; from the second part on, the sum is in float32 or a wider type."""
     if total is None:
         return part
     wide = torch.promote_types(part.dtype, torch.float32)

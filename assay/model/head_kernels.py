@@ -1,8 +1,8 @@
-"""The head's statistics and gradient as Triton kernels on raw logits [B, V].
+"""Statistics and gradient of the output head, as Triton kernels on raw logits [B, V].
 
-The head's tensor operations make float32 copies of the logits and about ten passes over memory.
-The head's Triton kernels make two passes: one reads the logits, and one overwrites the logits with
-their gradient. The raw logits are the only tensor of shape [B, V].
+The tensor operations of the output head make float32 copies of the logits, and about ten passes
+over memory. The Triton kernels of the output head make two passes: one reads the logits, one
+overwrites the logits with their gradient. The raw logits are the only tensor of shape [B, V].
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def statistics_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     start = raw + row * COLUMNS
-    # Online softmax, with m the largest scaled logit z so far.
-    # `total` sums exp(z - m); `slope` sums exp(z - m) (z - m), from which the entropy follows.
+    # The kernel computes an online softmax, with m the largest scaled logit z so far.
+    # `total` sums exp(z - m); `slope` sums exp(z - m) (z - m), which gives the entropy.
     # The maximum m starts at a finite number, because -inf would make the first products NaN.
     highest = -3.0e38
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -50,7 +50,7 @@ def statistics_kernel(
         shrink = tl.exp(before - highest)
         shifted = scaled - highest
         share = tl.exp(shifted)
-        # x exp(x) tends to 0 for falling x, but the product of -inf and 0 is NaN.
+        # x exp(x) tends to 0 as x falls, but the product of -inf and 0 would be NaN.
         product = tl.where(share > 0.0, shifted, 0.0) * share
         slope = (slope + total * (before - highest)) * shrink + product
         total = total * shrink + share
@@ -121,8 +121,8 @@ def write_gradient(
 ) -> None:
     """Overwrite raw logits with the gradient of a loss.
 
-    gain_B, entropy_gain_B: the loss's gradients by log p(token) and by the entropy, float32. The
-    kernels use the same equation as the tensor operations in `assay.model.head`.
+    gain_B, entropy_gain_B: gradients of the loss by log p(token) and by the entropy, in float32.
+    The kernels use the same equation as the tensor operations in `assay.model.head`.
     """
     size, columns = raw_BV.shape
     block = min(BLOCK, power_of_two(columns))

@@ -1,7 +1,8 @@
-"""A layer's small operations as Triton kernels, one launch and one pass over memory each.
+"""The small operations of a decoder layer as Triton kernels, each with one launch and one pass over
+memory.
 
 The arithmetic is in float32. The kernels round results at the same points as the tensor operations
-of `assay.model.operations`. No kernel adds atomically, so results repeat bit for bit.
+of `assay.model.operations`. No Triton kernel here adds atomically, so results repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def norm_backward_kernel(
         found = (pull - normed * overlap[:, None]) * scale[:, None]
         place = row.to(tl.int64)[:, None] * SIZE + column[None, :]
         tl.store(grad_x + place, found, mask=inside)
-    # Each program stores a partial sum; atomic additions would have no fixed order.
+    # Each program stores a partial sum, because atomic additions would have no fixed order.
     tl.store(parts + program * SIZE + column, tl.sum(total, 0), mask=column < SIZE)
 
 
@@ -102,7 +103,7 @@ def gated_kernel(gate, up, out, count, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    # Like torch, the kernel rounds silu(gate) to the tensors' type before the product.
+    # Like torch, the kernel rounds silu(gate) to the type of the tensors before the product.
     activated = (x / (1.0 + tl.exp(-x))).to(out.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, activated * factor, mask=inside)
@@ -150,7 +151,7 @@ def rotate_kernel(
     second = tl.load(flat + place + HALF, mask=inside, other=0.0).to(tl.float32)
     own = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(signed_sin + angle, mask=inside, other=0.0).to(tl.float32) * sign
-    # The rotary embedding's two products are rounded before their sum, as in the tensor operations.
+    # As in torch, the two products of the rotary embedding are rounded before their sum.
     turned = (first * own).to(kind).to(tl.float32) + (second * other).to(kind).to(tl.float32)
     tl.store(flat + place, turned, mask=inside)
     own = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -173,7 +174,7 @@ def norm(x: Tensor, norm: Norm) -> Tensor:
 
 
 def norm_backward(grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the norm's input and weight."""
+    """Return the gradients of a norm's input and weight."""
     weight, epsilon = norm
     grad, *grad_strides = _by_rows(grad)
     x, *strides = _by_rows(x)
@@ -197,8 +198,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) * up and the gradients of gate and up; the gradient of gate overwrites
-    ``grad``."""
+    """Return silu(gate) * up and the gradients of gate and up; ``grad`` is overwritten with the
+    gradient of gate."""
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     product, grad_up = torch.empty_like(gate), torch.empty_like(gate)
     grid = -(-gate.numel() // GATED_BLOCK)
@@ -208,33 +209,36 @@ def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
 
 
 def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
-    """Apply the rotary embedding to heads [N, H, D] in place; the last axis is contiguous."""
+    """Apply the rotary embedding in place to heads [N, H, D] whose last axis is contiguous."""
     count, half = heads.shape[1], heads.shape[2] // 2
     rows, padded = len(heads) * count, power_of_two(half)
     at_once = max(1, TILE // padded)
     rotate_kernel(
         *(-(-rows // at_once), heads, cos.contiguous(), signed_sin.contiguous(), rows, count),
         *(heads.stride(0), heads.stride(1), -1.0 if back else 1.0),
-        # Fused multiply-adds are off, because they would skip the rounding of a product.
+        # Fused multiply-adds would skip the rounding of a product, so they are off.
         **{"HALF": half, "PADDED": padded, "ROWS": at_once, "enable_fp_fusion": False},
     )
 
 
 def _by_rows(x: Tensor) -> tuple[Tensor, int, int]:
-    """Return a tensor with a contiguous last axis, and the strides of tokens and of heads."""
+    """Return a tensor whose last axis is contiguous, and its strides for tokens and heads."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     return x, x.stride(0), x.stride(1) if x.dim() == 3 else 0
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the number of rows along the last axis, and the number of rows (heads) per token."""
+    """Return the number of vectors along the last axis, and the number of vectors (heads) per
+    token.
+    """
     heads = x.shape[1] if x.dim() == 3 else 1
     return len(x) * heads, heads
 
 
 def _tile(size: int) -> dict[str, int]:
-    """Return a kernel program's padded row size, rows per block and number of warps."""
+    """Return the padded row size, the rows per block and the number of warps of a kernel
+    program."""
     padded = power_of_two(size)
     rows = max(1, TILE // padded)
     return {"PADDED": padded, "ROWS": rows, "num_warps": min(16, max(4, padded // 1024))}

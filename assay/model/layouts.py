@@ -1,13 +1,14 @@
 """Layouts of a micro-batch's rows for the model: rectangles, with or without shared prompts.
 
     plain   Every row is prompt + completion.
-    tree    A prompt is computed once per group; completions continue from its keys and values.
+    In the layout ``tree``, a prompt is computed once per group, and completions continue from its
+    keys and values.
 
-A rectangle is a padded block of rows [B, L]. Rows of similar length share a rectangle, which limits
+A rectangle is a padded [B, L] block of rows. Rows of similar length share a rectangle, which limits
 padding. The last token of a completion predicts no scored token, so the model does not read the
-last token. The tree layout computes the same values as one sequence of prompt and completions under
-a mask that hides siblings from each other. The tree layout skips the masked pairs of siblings,
-whose number grows with the square of the group size.
+last token. The tree layout computes the same values as one sequence of a prompt and its
+completions, under a mask that hides completions from each other. The tree layout skips the masked
+pairs of completions, whose number grows with the square of the group size.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ launches.
 
 
 def micro_batch_tokens(configured: int | None, device: str) -> int:
-    """Return the tokens per micro-batch: the configured number, or the default of the device
+    """Return the tokens per micro-batch: the configured number, or the default for the device
     type."""
     return configured or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cuda"])
 
 
 @dataclass(frozen=True, eq=False)
 class Rectangle:
-    """A rectangle: the inputs of one model call, for B rows padded to length L.
+    """A rectangle: the inputs of one model call for B rows, padded to the length L.
 
-    tokens: [B, L], padded on the right. position_ids: [B, L]; None for positions 0 to L - 1.
-    is_prompts: whether the rows are prompts, which the rows of later model calls continue.
-    parent_B: index of each row's prompt in the preceding rectangle of prompts; None if the rows
-    continue no prompt. prompt_length_B: length of each row's prompt. prompt_extent: number of
-    positions of each prompt, padding included. prompts: copies of the tensors parent_B and
+    tokens: token ids [B, L], padded on the right. position_ids: [B, L]; None stands for the
+    positions 0 to L
+    - 1. is_prompts: whether the rows are prompts, which rows of later model calls continue.
+    parent_B: index of each row's prompt in the last rectangle of prompts; None if the rows continue
+    no prompt. prompt_length_B: number of tokens in the prompt of each row. prompt_extent: number of
+    positions of each prompt, including padding. prompts: copies of the tensors parent_B and
     prompt_length_B in host memory.
     """
 
@@ -69,23 +71,22 @@ class Rectangle:
 
     @property
     def extent(self) -> int:
-        """Number of positions that a row may attend to: the prompt's positions and the row's
-        own."""
+        """Number of positions to which a row may attend: those of its prompt and its own."""
         return self.prompt_extent + self.tokens.shape[1]
 
     def mask(self) -> Tensor:
-        """Return the attention mask [B or 1, 1, L, K], True for visible positions, with the
-        prompt's positions first."""
+        """Return the attention mask [B or 1, 1, L, K], True for visible positions; prompt positions
+        come first."""
         every = slice(0, self.tokens.shape[1])
         return seen_by(every, self.prompt_length_B, self.prompt_extent, self.tokens.device)
 
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """The inputs of all model calls for a micro-batch, in order.
+    """The inputs of all model calls of a micro-batch, in order.
 
-    predict_T: for each completion token, the index of the hidden state that predicts it. The index
-    counts the positions of all model calls, concatenated.
+    predict_T: index of the hidden state that predicts each completion token. The index in
+    ``predict_T`` counts the positions of all model calls, one call after another.
     """
 
     rectangles: tuple[Rectangle, ...]
@@ -93,13 +94,13 @@ class ModelInputs:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the model computes, including padding."""
+        """Number of tokens that the model computes for the micro-batch, including padding."""
         return sum(rectangle.tokens.numel() for rectangle in self.rectangles)
 
 
 @dataclass(frozen=True, eq=False)
 class BatchShape:
-    """A batch's sizes in host memory: lengths of prompts and rows, and the group of each row."""
+    """Sizes of a batch in host memory: lengths of prompts and rows, and the group of each row."""
 
     prompt_length_P: np.ndarray
     group_R: np.ndarray
@@ -121,7 +122,7 @@ class BatchShape:
         return np.arange(len(self.row_T)) - self.first_R[self.row_T]
 
     def group_tokens(self, layout: Layout) -> np.ndarray:
-        """Return the number of input tokens of each group, [P]."""
+        """Return the number of input tokens in each group, [P]."""
         num_groups = len(self.prompt_length_P)
         rows_P = np.bincount(self.group_R, minlength=num_groups)
         own_P = np.bincount(self.group_R, weights=self.length_R, minlength=num_groups)
@@ -129,16 +130,17 @@ class BatchShape:
         return own_P.astype(np.int64) + copies_P * self.prompt_length_P
 
     def rows_of(self, groups: Sequence[int]) -> list[np.ndarray]:
-        """Return, for each group, the indices of its rows."""
+        """Return the row indices of each group."""
         first_P = np.searchsorted(self.group_R, groups)
         last_P = np.searchsorted(self.group_R, groups, side="right")
         return [np.arange(first, last) for first, last in zip(first_P, last_P, strict=True)]
 
     def fill_with_groups(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Split the batch into micro-batches, each a list of blocks of rows with one prompt, which
-        counts once per block.
+        """Split the batch into micro-batches; each is a list of blocks of rows with one prompt,
+        which counts once per block.
 
-        A group that exceeds ``max_tokens`` is split into blocks, and each block repeats its prompt.
+        A group with more than ``max_tokens`` tokens is split into blocks, each of which repeats the
+        prompt.
         """
         blocks: list[np.ndarray] = []
         sizes: list[int] = []
@@ -150,8 +152,8 @@ class BatchShape:
         return [blocks[first:last] for first, last in fill(np.array(sizes, np.int64), max_tokens)]
 
     def fill_with_rows(self, groups: Sequence[int], max_tokens: int) -> list[list[np.ndarray]]:
-        """Split the batch into micro-batches, each a list of blocks of rows; a prompt counts once
-        per row."""
+        """Split the batch into micro-batches; each is a list of blocks of rows, and a prompt counts
+        once per row."""
         rows = np.concatenate([*self.rows_of(groups), np.zeros(0, np.int64)])
         sizes = self.prompt_length_P[self.group_R[rows]] + self.length_R[rows]
         parts = [rows[first:last] for first, last in fill(sizes, max_tokens)]
@@ -159,15 +161,15 @@ class BatchShape:
 
 
 def fill(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
-    """Split consecutive items into parts of at most ``room``; return (first, last) of each part.
+    """Split consecutive items into parts with a size of at most ``room``; return (first, last) of
+    each part.
 
-    An item larger than ``room`` gets a part of its own. The split has the smallest possible number
-    of parts. Among splits with this number of parts, the largest part is minimal, because it
-    determines the peak memory.
+    An item larger than ``room`` becomes a part of its own. The split has the smallest possible
+    number of parts. Among all splits with this number of parts, the largest part is minimal,
+    because it determines the peak memory.
     """
     parts = _fill_greedily(sizes, room)
-    # A greedy split would leave a small last part; bisection on the size limit makes the parts
-    # even.
+    # A greedy split would leave a small last part, so bisection finds the smallest size limit.
     low, high = -(-int(sizes.sum()) // max(1, len(parts))), room
     while low < high:
         middle = (low + high) // 2
@@ -194,14 +196,14 @@ def _fill_greedily(sizes: np.ndarray, room: int) -> list[tuple[int, int]]:
 def plain_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out every row as prompt + completion.
+    """Lay out every row as its prompt followed by its completion.
 
-    Padding is on the right, so causal attention needs no mask.
+    Padding is on the right, so causal attention does not need a mask.
     """
     prompt_R = shape.prompt_length_P[shape.group_R]
     prompt_tokens = _flat(prompts)
     first_prompt_R = (np.cumsum(shape.prompt_length_P) - shape.prompt_length_P)[shape.group_R]
-    # Index of the position that predicts the first token of each row.
+    # Index of the position that predicts the first completion token of each row.
     before_R = np.zeros(len(prompt_R), np.int64)
     rectangles: list[Rectangle] = []
     base = 0
@@ -221,11 +223,11 @@ def plain_inputs(
 def tree_inputs(
     shape: BatchShape, prompts: Sequence[Tensor], tokens_T: np.ndarray, device: torch.device
 ) -> ModelInputs:
-    """Lay out prompts in separate rectangles, each followed by the rectangles of its
+    """Lay out prompts in rectangles of their own, each followed by the rectangles of its
     completions."""
     prompt_P, fed_R = shape.prompt_length_P, np.maximum(shape.length_R - 1, 0)
     prompt_tokens, first_prompt_P = _flat(prompts), np.cumsum(prompt_P) - prompt_P
-    # Positions that predict the first and the second token of each row.
+    # Positions that predict the first and the second completion token of each row.
     first_R, second_R = np.zeros((2, len(fed_R)), np.int64)
     rectangles: list[Rectangle] = []
     base = 0
@@ -242,7 +244,7 @@ def tree_inputs(
         first_R[members] = base + parent_R[members] * length
         first_R[members] += prompt_P[shape.group_R[members]] - 1
         base += tokens.size
-        # A completion of one token needs no input row, because its prompt predicts the token.
+        # A completion of one token needs no input row, because its prompt predicts this token.
         members = members[fed_R[members] > 0]
         for part in _of_alike(fed_R[members], device):
             rows = members[part]
@@ -274,7 +276,7 @@ def seen_by(
     """Return the attention mask [B or 1, 1, queries, prompt_extent + queries.stop], True for
     visible positions.
 
-    A token attends to its own row up to itself, and to its prompt without the padding.
+    A token attends to its own row up to itself, and to its prompt without padding.
     """
     own = torch.ones(
         1, 1, queries.stop - queries.start, queries.stop, dtype=torch.bool, device=device
@@ -289,12 +291,12 @@ def seen_by(
 def _of_alike(
     length_B: np.ndarray, device: torch.device, least: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Group rows of similar length; return one array of ascending row indices per rectangle."""
-    # A row without completion tokens still has its prompt as input.
+    """Group rows of similar length; return an array of ascending row indices for each rectangle."""
+    # A row without completion tokens still has the tokens of its prompt as input.
     if least is not None:
         length_B = np.maximum(length_B, least)
-    # A rectangle is padded to its longest row.
-    # Rows are sorted by length and split where padding would cost more than one more model call.
+    # A rectangle is padded to the length of its longest row.
+    # Sorted rows are split where padding would cost more than one further model call.
     enough, most = RECTANGLE_TOKENS.get(device.type, RECTANGLE_TOKENS["cuda"])
     order = np.argsort(-length_B, kind="stable")
     sorted_lengths = length_B[order].tolist()
@@ -316,7 +318,7 @@ def _flat(prompts: Sequence[Tensor]) -> np.ndarray:
 
 
 def _take(source: np.ndarray, index: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """Return ``source[index]`` where ``inside`` is true, and 0 elsewhere."""
+    """Return ``source[index]`` where ``inside`` is true, and 0 in all other positions."""
     found = np.zeros(inside.shape, np.int64)
     found[inside] = source[index[inside]]
     return found

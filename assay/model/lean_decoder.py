@@ -1,12 +1,12 @@
-"""The learner's forward and backward pass of the common decoder family, written explicitly.
+"""Forward and backward pass of the common decoder family for training, written without autograd.
 
-Autograd through a Transformers module saves about thirty tensors per layer, and each tensor costs a
-pass over memory. A layer is one autograd function that saves six tensors: its input, the heads, the
-attention output, the residual between attention and MLP, and the gate and up projections. The lean
-decoder's backward pass recomputes all tensors that a layer does not save. Weights are read from the
-live modules (`assay.model.family`). The tokens of all rectangles share one matrix product per
-linear map. Low-rank adapters add their products to the outputs of their linear maps and save no
-tensors.
+With autograd, a Transformers module saves about thirty tensors per layer, and each tensor costs a
+pass over memory. A lean layer is one autograd function that saves six tensors: its input, the
+heads, the attention output, the residual between attention and MLP, and the gate and up
+projections. The lean decoder's backward pass recomputes all tensors that a layer does not save. The
+lean decoder reads the weights of the loaded model (`assay.model.family`). The tokens of all
+rectangles share one matrix product per linear map. Low-rank adapters add their products to the
+outputs of their linear maps, and save no tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ATTENDING = ("query", "key", "value")
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Rotary factors and options that all layers of one pass share. cos, signed_sin: rotary factors
-    at each token's position, [N, 1, D]."""
+    """Rotary factors and options that all layers share in one pass. cos, signed_sin: rotary factors
+    at the position of each token, [N, 1, D]."""
 
     operations: Operations
     segments: Any
@@ -48,10 +48,11 @@ def lean_hidden_states(
     recompute: bool = False,
     accumulators: Accumulators | None = None,
 ) -> Tensor:
-    """Return the last hidden state that predicts each completion token, [T, D], with gradient.
+    """Return the last-layer hidden state that predicts each completion token, [T, D], with
+    gradient.
 
-    recompute: save only each layer's input and recompute the layer in the backward pass.
-    accumulators: tensors to which the embedding's gradient is added in place.
+    recompute: save only the input of each layer, and recompute the layer in the backward pass.
+    accumulators: tensors to which the gradient of the embedding is added in place.
     """
     tokens_N = torch.cat([rectangle.tokens.flatten() for rectangle in inputs.rectangles])
     positions_N = torch.cat([_positions(rectangle) for rectangle in inputs.rectangles])
@@ -85,9 +86,9 @@ def _positions(rectangle: Any) -> Tensor:
 class _Saved:
     """Tensors that a layer saves for its backward pass, in addition to the layer's input.
 
-    heads: [N, H + 2 H_kv, D], queries, keys and values after norm and rotation. raw: queries and
+    heads: [N, H + 2 H_kv, D]: queries, keys and values, after norm and rotation. raw: queries and
     keys before norm and rotation, if the model normalizes each head. lse: log-sum-exp of the
-    attention scores, if the attention's backward pass needs it. middle: the residual after
+    attention scores, if the backward pass of the attention needs it. middle: the residual after
     attention.
     """
 
@@ -152,7 +153,7 @@ class _LayerStep(torch.autograd.Function):
 
 
 class _FinalNorm(torch.autograd.Function):
-    """The norm before the output head, computed for predicting positions only."""
+    """The norm before the output head, computed only for positions that predict a token."""
 
     @staticmethod
     def forward(
@@ -201,8 +202,8 @@ def _layer_forward(x: Tensor, frame: Frame, layer: Layer) -> tuple[Tensor, _Save
 def _layer_backward(
     grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of the layer's input, and the gradients of its parameters, keyed by the
-    parameters' ids."""
+    """Return the gradient of the layer's input and those of the layer's parameters, by parameter
+    id."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     adapters = layer.adapters
@@ -211,8 +212,7 @@ def _layer_backward(
     product, grad_gate, grad_up = do.gated_backward(grad_product, saved.gate, saved.up)
     _map_backward(found, layer.down, grad, product)
     _adapter_backward(found, adapters.get("down"), grad, pulled, product)
-    # The MLP tensors are the layer's largest tensors, so they are freed before the next matrix
-    # products.
+    # The MLP's tensors are the largest of the layer: they are freed before the next products.
     del product, grad_product
     normed = do.norm(saved.middle, layer.mlp_norm)
     _map_backward(found, layer.gate, grad_gate, normed)
@@ -232,8 +232,8 @@ def _layer_backward(
 def _attention_backward(
     grad: Tensor, x: Tensor, saved: _Saved, frame: Frame, layer: Layer
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return the gradient of the attention block's input before the norm, and the gradients of the
-    block's parameters, keyed by id."""
+    """Return the gradient of the attention block's input (before the norm), and those of the
+    block's parameters, by parameter id."""
     do = frame.operations
     found: dict[int, Tensor] = {}
     sizes = _num_heads(layer, frame)
@@ -250,7 +250,7 @@ def _attention_backward(
     do.rotate(grad_heads[:, : sizes[0] + sizes[1]], frame.cos, frame.signed_sin, back=True)
     if saved.raw is not None and layer.query_norm and layer.key_norm:
         norms = (layer.query_norm, layer.key_norm)
-        # Only queries and keys have norms, so `zip` drops the values, the third part.
+        # Only queries and keys have norms, so `zip` drops the third item, the values.
         for grad_part, raw_part, norm in zip(parts, _heads(saved.raw, sizes), norms, strict=False):
             grad_raw, found[id(norm[0])] = do.norm_backward(grad_part, raw_part, norm)
             grad_part.copy_(grad_raw)
@@ -259,7 +259,7 @@ def _attention_backward(
     normed, grad_normed = do.norm(x, layer.attention_norm), flat @ weight
     columns = _columns(flat, sizes, frame)
     maps = (layer.query, layer.key, layer.value)
-    # With adapters the linear maps are frozen, so the product for the weight's gradient is skipped.
+    # With adapters, the linear maps are frozen, so the weight gradients are not computed.
     if any(one[0].requires_grad for one in maps):
         grad_weight = flat.T @ normed
         grads = grad_weight.split([part.shape[1] for part in columns])
@@ -276,7 +276,7 @@ def _attention_backward(
 
 
 def _add_adapters(layer: Layer, names: Sequence[str], totals: Sequence[Tensor], x: Tensor) -> None:
-    """Add the adapters' products for x to the outputs of their linear maps."""
+    """Add the products of the adapters for the input x to the outputs of their linear maps."""
     for name, total in zip(names, totals, strict=True):
         if (adapter := layer.adapters.get(name)) is not None:
             adapter.add(total, x)
@@ -298,8 +298,7 @@ def _adapter_backward(
     pulled: Tensor | None,
     given: Tensor,
 ) -> None:
-    """Store the gradients of an adapter's two matrices; the adapter's inner activations are
-    recomputed."""
+    """Store the gradients of an adapter's two matrices; the product ``down x`` is recomputed."""
     if adapter is None or pulled is None:
         return
     down, up = adapter.down, adapter.up
@@ -320,7 +319,7 @@ def _map_backward(
 
 
 def _stack(layer: Layer) -> tuple[Tensor, Tensor | None]:
-    """Concatenate the query, key and value maps."""
+    """Concatenate the linear maps of queries, keys and values."""
     maps = (layer.query, layer.key, layer.value)
     biases = [bias for _, bias in maps if bias is not None]
     bias = torch.cat(biases) if len(biases) == len(maps) else None
@@ -333,7 +332,7 @@ def _num_heads(layer: Layer, frame: Frame) -> list[int]:
 
 
 def _columns(flat: Tensor, sizes: list[int], frame: Frame) -> list[Tensor]:
-    """Split one matrix into views of its query, key and value columns."""
+    """Split one matrix into views of its columns for queries, keys and values."""
     return list(flat.split([count * frame.width for count in sizes], 1))
 
 
@@ -344,7 +343,7 @@ def _heads(flat: Tensor, sizes: list[int]) -> Heads:
 
 
 def _parameters(layer: Layer) -> list[Tensor]:
-    """Return a layer's parameters in a fixed order."""
+    """Return the parameters of a layer in a fixed order."""
     found: list[Tensor] = [layer.attention_norm[0], layer.mlp_norm[0]]
     for norm in (layer.query_norm, layer.key_norm):
         if norm is not None:

@@ -1,4 +1,6 @@
-"""Load models for training, save them in Hugging Face layout, and export plain models."""
+"""Load models for training, save them in Hugging Face layout, and export models with merged
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ NOTICED_LOSS = 0.1
 class LoadedModel:
     """A model that is ready to sample from and to train.
 
-    eos_ids: tokens that end a completion. context_length: maximum number of positions; None if the
-    model does not declare it.
+    eos_ids: ids of the tokens that end a completion. context_length: maximum number of positions;
+    None if the model does not declare a maximum.
     """
 
     model: nn.Module
@@ -60,11 +62,11 @@ class LoadedModel:
 
 
 def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
-    """Return the source of a configuration's base model, and the folder of its adapters, if any.
+    """Return the source of a configuration's base model, and the folder of its adapters or None.
 
-    The adapters are in the folder `adapter`, or else in `path`. Adapters in `path` name their base
-    model in their settings. Raises ModelError if `adapter` contains no adapter, or if both folders
-    contain one.
+    The adapters are in the configured folder `adapter`, or else in the folder `path`. If `path` has
+    adapters, their settings name the base model. Raises ModelError if the folder `adapter` has no
+    adapter, or if both folders have one.
     """
     folder = Path(config.path).expanduser()
     within = (folder / ADAPTER_FILE).is_file()
@@ -85,11 +87,12 @@ def find_parts(config: ModelConfig) -> tuple[ModelSource, Path | None]:
 
 @doing("loading the model")
 def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedModel:
-    """Load the model and tokenizer that a configuration names, with dropout disabled.
+    """Load the model and the tokenizer that a configuration names, with dropout disabled.
 
-    If the folder contains an adapter, the adapter's base model is loaded too. Raises ModelError
-    with one line for anything that cannot be loaded, including adapters that differ from the
-    configured ones. Raises MissingExtra for adapters without peft and for GGUF files without gguf.
+    If the folder has an adapter, the base model of the adapter is loaded too. Raises ModelError in
+    one line for anything that cannot be loaded, including adapters that differ from the configured
+    adapters. Raises MissingExtra for adapters if peft is missing, and for GGUF files if gguf is
+    missing.
     """
     silence_transformers()
     keep_freed_memory()
@@ -120,8 +123,7 @@ def load_model(config: ModelConfig, device: str | None, seed: int) -> LoadedMode
 
 @dataclass(frozen=True, eq=False)
 class ModelOutline:
-    """Facts about a model that a server samples from: all that a command needs, without the
-    weights.
+    """Facts about a model on a server: all that a command needs to sample, without the weights.
 
     vocabulary: number of token ids.
     """
@@ -135,7 +137,7 @@ class ModelOutline:
 
 @doing("loading the tokenizer")
 def load_outline(config: ModelConfig) -> ModelOutline:
-    """Load the tokenizer and the facts of a model, but no weights.
+    """Load the tokenizer and the facts of a model, but not the weights.
 
     Raises ModelError and MissingExtra in the same cases as `load_model`.
     """
@@ -153,9 +155,9 @@ def load_outline(config: ModelConfig) -> ModelOutline:
 
 
 def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
-    """Return the class names that a model was saved with, without loading its weights.
+    """Return the names of the model classes in a folder's configuration, without loading weights.
 
-    Returns no class names if the model declares none, as in a GGUF file.
+    The result is empty if the folder declares no classes, as for a GGUF file.
     """
     from transformers import AutoConfig
 
@@ -167,7 +169,7 @@ def saved_architectures(config: ModelConfig) -> tuple[str, ...]:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Return the configured device, or by default CUDA if available and the CPU otherwise."""
+    """Return the configured device; default: CUDA if available, or else the CPU."""
     if device is None:
         return torch.device(default_type())
     try:
@@ -186,18 +188,19 @@ def choose_device(device: str | None) -> torch.device:
 
 
 def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    """Return the forward pass's type: as configured, by default bfloat16 on CUDA and float32
-    elsewhere."""
+    """Return the type of the forward pass: as configured, or by default bfloat16 on CUDA and
+    float32 on other devices."""
     if name is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return all tokens that end a completion: the model's, the tokenizer's and the chat
-    template's.
+    """Return all tokens that end a completion, as declared by the model, the tokenizer and the chat
+    template.
 
-    Token names are not used: ``<|end|>`` ends a turn in one family and a part of a turn in another.
+    Token names do not decide: ``<|end|>`` ends a turn in one model family, and only part of a turn
+    in another.
     """
     found = {end} if (end := end_of_turn(tokenizer)) is not None else set[int]()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
@@ -207,24 +210,24 @@ def find_eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path | str) -> None:
-    """Save in Hugging Face layout (safetensors): a plain model, or only the adapter of an adapted
-    one.
+    """Save a model in Hugging Face layout (safetensors): a plain model whole, and an adapted model
+    as its adapter only.
 
-    The adapter's folder names its base model by absolute path or hub name.
+    The folder of the adapter names its base model by absolute path or hub name.
     """
     silence_transformers()
-    # peft would query the hub to learn whether the embedding was resized; Assay never resizes it.
+    # peft would ask the hub whether the embedding was resized, but Assay never resizes it.
     options = {"save_embedding_layers": False} if hasattr(model, "get_base_model") else {}
     model.save_pretrained(folder, **options)
     tokenizer.save_pretrained(folder)
     mode = next(Path(folder).glob("*config.json")).stat().st_mode
-    # safetensors creates files that only the owner can read, unlike the files of Transformers.
+    # safetensors creates files that only their owner can read, unlike Transformers' files.
     for weights in Path(folder).glob("*.safetensors"):
         weights.chmod(mode)
 
 
 def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
-    """Return the (id, token) with the lowest id that the other tokenizer lacks or maps to another
+    """Return the (id, token) with the lowest id that the other tokenizer lacks, or maps to another
     id."""
     theirs: Mapping[str, int] = others.get_vocab()
     ours: Mapping[str, int] = tokenizer.get_vocab()
@@ -233,12 +236,13 @@ def other_token(tokenizer: Any, others: Any) -> tuple[int, str] | None:
 
 
 def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None = None) -> Path:
-    """Export a checkpoint for serving as a plain model with merged adapters; return the model's
-    folder.
+    """Export a checkpoint for serving as a plain model with merged adapters; return the folder of
+    the model.
 
-    adapter: folder of adapters for a ``checkpoint`` without adapters, such as a base model. Weights
-    keep the saved type of the model or of the adapter's base model; adapters are merged in float32.
-    The folder ``out`` must be new or empty and is created atomically. Raises DiskFull.
+    adapter: folder of adapters, for a ``checkpoint`` without adapters such as a base model. Weights
+    keep the saved type of the model, or of the adapter's base model. The merge itself is computed
+    in float32. The folder ``out`` must be new or empty, and appears only when it is complete.
+    Raises DiskFull.
     """
     silence_transformers()
     out = Path(out).expanduser()
@@ -246,7 +250,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
     config = ModelConfig(path=str(checkpoint), adapter=named)
     source, folder = find_parts(config)
     dtype = saved_dtype(source)
-    # Adapters are merged in float32: bfloat16 would round small changes away.
+    # Merging in bfloat16 would round small changes by adapters away, so float32 is used.
     model = read_model(source, dtype if folder is None else torch.float32, saved_family(source))
     if folder is not None:
         adapted: Any = load_adapter(model, folder, source)
@@ -254,14 +258,14 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
         model = adapted.merge_and_unload().to(dtype)
     place = _tokenizer_source(config, source)
     tokenizer = read_tokenizer(place, model)
-    # Servers stop only at the end tokens of the generation configuration.
-    # With the base model's generation configuration, a chat model would never stop on a server.
-    # A reward model has no generation configuration.
+    # Servers stop only at the end tokens in the generation configuration.
+    # With the base model's generation configuration, a server would never stop a chat model.
+    # A reward model does not have a generation configuration.
     generates = getattr(model, "generation_config", None) is not None
     if generates and (ends := find_eos_ids(model, tokenizer)):
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else list(ends)
     out.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is written beside ``out`` and renamed, so that it appears only when it is complete.
+    # A folder beside ``out`` is written and renamed, so that ``out`` appears only when complete.
     partial = scratch_beside(out, "export")
     try:
         with disk_full_as(lambda: f"{out}: the disk is full; nothing was exported"):
@@ -277,7 +281,7 @@ def export(checkpoint: Path | str, out: Path | str, adapter: Path | str | None =
 
 
 def _warn_of_rounding(adapted: Any, dtype: torch.dtype, folder: Path) -> None:
-    """Warn if the merged weights' type is too narrow for the adapters' change."""
+    """Warn if the type of the merged weights is too narrow for the change by the adapters."""
     lost, moved = rounding_loss(adapted, dtype)
     if lost > NOTICED_LOSS:
         warn(
@@ -289,7 +293,7 @@ def _warn_of_rounding(adapted: Any, dtype: torch.dtype, folder: Path) -> None:
 
 
 def silence_transformers() -> None:
-    """Disable Transformers' progress bars and advice."""
+    """Disable the progress bars and advice that Transformers prints."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -297,7 +301,9 @@ def silence_transformers() -> None:
 
 
 def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
-    """Return the tokenizer's source: configured, in the adapter's folder, or with the model."""
+    """Return the source of the tokenizer: as configured, or in the adapter's folder, or with the
+    model.
+    """
     if config.tokenizer is not None:
         return ModelSource.of_tokenizer(config.tokenizer, config.trust_remote_code)
     folder = Path(config.adapter or config.path).expanduser()
@@ -309,9 +315,9 @@ def _tokenizer_source(config: ModelConfig, source: ModelSource) -> ModelSource:
 
 
 def _check_vocabulary(model: Any, tokenizer: Any, source: ModelSource) -> None:
-    """Raise ModelError for a tokenizer with more base tokens than embedding rows.
+    """Raise ModelError if a tokenizer has more base tokens than the embedding has rows.
 
-    Added tokens are not counted, because some models have no embedding rows for them.
+    Added tokens are not counted, because some models lack embedding rows for them.
     """
     num_embedded = len(model.get_input_embeddings().weight)
     if tokenizer.vocab_size > num_embedded:

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of completion tokens, without [T, V] logits."""
+"""Log-probabilities and entropies of completion tokens, without the [T, V] logits in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from assay.model.packing import Layout, MicroBatch
 
 @dataclass(frozen=True, eq=False)
 class TokenStats:
-    """Statistics of each completion token: its log-probability and its distribution's entropy, in
-    nats.
+    """Statistics of each completion token: its log-probability and the entropy of its distribution,
+    in nats.
 
-    hidden_TD: the hidden state that predicts the token, an input of value heads. divergence_T:
-    divergence from the target's distribution; None without a target.
+    hidden_TD: hidden state that predicts each token, for value heads. divergence_T: divergence from
+    the teacher's distribution; None without a teacher.
     """
 
     logprobs_T: Tensor
@@ -40,16 +40,16 @@ def token_logprobs(
     room: HeadRoom | None = None,
     target: Target | None = None,
 ) -> TokenStats:
-    """Score a micro-batch's completion tokens under ``model`` at ``temperature``; float32, [T]
+    """Score the completion tokens of a micro-batch under ``model`` at ``temperature``; float32, [T]
     each.
 
-    All results carry gradient. The head is applied only to positions that predict a completion
-    token, in chunks. lean: use `assay.model.lean_decoder` if the model's family supports it.
-    expected: gradients of the results, if known before the backward pass; with known gradients the
-    head takes a third less time. accumulators: tensors to which vocabulary-sized gradients are
-    added in place. For a parameter with an accumulator, the backward pass returns no other
-    gradient. room: reusable buffers that calls of the head share. target: the teacher's
-    distributions, which are compared with the model's.
+    All results carry gradient. The head is applied in chunks, and only to positions that predict a
+    completion token. lean: use `assay.model.lean_decoder` if it supports the model's family.
+    expected: gradients of the results, if known before the backward pass; the head then takes a
+    third less time. accumulators: tensors to which the gradients of vocabulary-sized weights are
+    added in place. The backward pass returns no other gradient for a parameter that has an
+    accumulator. room: reusable buffers that several calls of the head share. target: distributions
+    of the teacher, which are compared with those of the model.
     """
     hidden_TD = hidden_states(model, micro_batch.inputs(layout), lean, accumulators)
     tokens_T = micro_batch.batch.tokens_T

@@ -1,10 +1,11 @@
-"""Long rows of models outside the lean family, without a mask over all pairs of tokens.
+"""Attention over long rows for models without a lean decoder, without a mask over all pairs of
+tokens.
 
-A full mask grows with the square of the row length and stays allocated from the forward to the
-backward pass. A *short mask* holds only the visible positions of each row's prompt, [B, 1, 1,
-prompt]. The keys after the prompt positions are the row's own tokens, under causal attention. With
-a short mask, the model's own attention function is called for a block of queries at a time. The
-backward pass recomputes each block's mask and scores.
+A full attention mask grows with the square of the row length, and stays allocated from the forward
+to the backward pass. A *short mask* has only the visible positions of each row's prompt, [B, 1, 1,
+prompt]. After the prompt positions, the keys are the row's own tokens, under causal attention. With
+a short mask, the attention function of the model is called for a block of queries at a time. The
+backward pass recomputes the mask and the scores of each block of queries.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ OURS = {"sdpa": "assay_sdpa", "eager": "assay_eager"}
 
 
 def takes_short_masks(decoder: nn.Module) -> bool:
-    """Switch a model's attention to the version that accepts short masks; return whether the model
-    supports the switch.
+    """Switch the attention of a model to a version that accepts short masks; return whether the
+    model supports the switch.
 
-    Short masks change no result in comparison with full masks. Returns False for models that do not
-    select their attention by name, such as models that add a distance bias to the scores.
+    Short masks give the same results as full masks. Returns False if the model does not select its
+    attention by name, as models that add a distance bias to the scores.
     """
     if not getattr(decoder, "_supports_attention_backend", False):
         return False
@@ -50,12 +51,14 @@ def takes_short_masks(decoder: nn.Module) -> bool:
 
 
 def is_eager(decoder: Any) -> bool:
-    """Return whether the model allocates a mask even for plain causal attention."""
+    """Return whether the model allocates an attention mask even for plain causal attention."""
     return decoder.config._attn_implementation in ("eager", OURS["eager"])
 
 
 def short_mask(rectangle: Rectangle) -> Tensor:
-    """Return the visible prompt positions of each row, [B or 1, 1, 1, prompt]; prompt may be 0."""
+    """Return which prompt positions are visible to each row, [B or 1, 1, 1, prompt]; prompt may be
+    0.
+    """
     device = rectangle.tokens.device
     column = torch.arange(rectangle.prompt_extent, device=device)
     if rectangle.prompt_length_B is None:
@@ -72,12 +75,12 @@ def attend_by_blocks(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Implement Transformers' attention interface; short masks are processed by blocks of
+    """Implement the attention interface of Transformers; short masks are processed by blocks of
     queries."""
     inner = AttentionInterface()["sdpa"] if name == "sdpa" else _eager(module)
     assert inner is not None, "takes_short_masks has looked"
     length, extent = query.shape[2], key.shape[2] - query.shape[2]
-    # A full mask has one column per key, a short mask only one column per prompt position.
+    # A full mask has one column per key; a short mask has only one column per prompt position.
     if attention_mask is None or attention_mask.shape[-1] != extent:
         return inner(module, query, key, value, attention_mask, **options)
     # Without a prompt, torch's fused attention applies its own causal mask.
@@ -96,15 +99,15 @@ def attend_by_blocks(
     for first in range(0, length, size):
         seen = extent + min(first + size, length)
         heads = query[:, :, first : first + size], key[:, :, :seen], value[:, :, :seen]
-        # Checkpointing frees a block's mask and scores after the forward pass, and recomputes them
-        # in the backward pass.
+        # Checkpointing frees the mask and scores of a block after its forward pass.
+        # The backward pass recomputes the mask and scores.
         parts.append(checkpoint(attend, *heads, first, use_reentrant=False))
     return torch.cat(parts, dim=1), None
 
 
 def _eager(module: nn.Module) -> Any:
-    """Return the eager attention function in the model's own module file."""
-    # Transformers does not register eager attention: each model file defines its own function.
+    """Return the eager attention function from the module file of the model."""
+    # Transformers does not register eager attention: each model's file defines a function.
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 

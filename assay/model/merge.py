@@ -22,12 +22,12 @@ def merge_tensors(
     method: MergeMethod,
     base: Tensors | None = None,
 ) -> dict[str, Tensor]:
-    """Merge models in float32 and return the tensors in the first model's types.
+    """Merge models in float32, and return the tensors in the types of the first model.
 
-        linear: sum w_i theta_i / sum w_i (Wortsman et al., 2022, arXiv 2203.05482).
-        task_arithmetic: base + sum w_i (theta_i - base) (Ilharco et al., 2023, arXiv 2212.04089).
-        slerp: the point at the fraction w_2 / (w_1 + w_2) of the arc between two models, separately
-            for each tensor (Shoemake 1985).
+        The method linear is sum w_i theta_i / sum w_i (Wortsman et al., 2022, arXiv 2203.05482).
+        The method task_arithmetic is base + sum w_i (theta_i - base) (Ilharco et al., 2023, arXiv
+        2212.04089). The method slerp is, for each tensor, the point at the fraction w_2 / (w_1 +
+        w_2) of the arc between two models (Shoemake 1985).
 
     Tensors that are not floating-point are copied from the first model.
     """
@@ -50,8 +50,8 @@ def merge_tensors(
 
 
 def check_alike(models: Mapping[str, Tensors]) -> None:
-    """Raise ModelError if two models differ in the names or shapes of their tensors. models:
-    tensors by the model's name."""
+    """Raise ModelError if two models differ in the names or shapes of their tensors. models: the
+    tensors of each model, by name of the model."""
     (first_name, first), *others = models.items()
     shapes = {name: tensor.shape for name, tensor in first.items()}
     for other_name, other in others:
@@ -72,7 +72,7 @@ def _slerp(first: Tensor, second: Tensor, share: float) -> Tensor:
     norms = first.norm() * second.norm()
     # A tensor of zeros has no direction, so it is interpolated linearly.
     cosine = (first * second).sum() / norms if norms else norms.new_ones(())
-    # For parallel tensors the sine of the angle is 0, and slerp divides by the sine.
+    # Slerp divides by the sine of the angle, which is 0 for parallel tensors.
     if cosine.abs() > PARALLEL:
         return torch.lerp(first, second, share)
     angle = cosine.arccos()

@@ -1,5 +1,5 @@
-"""A layer's small operations, forward and backward: as tensor operations, in C (``layer.c``) on a
-CPU, or as Triton kernels on CUDA."""
+"""The small operations of a decoder layer, forward and backward: as tensor operations, in C
+(``layer.c``) on a CPU, or as Triton kernels on CUDA."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Attended = tuple[Tensor, Tensor | None]
 
 
 class Operations:
-    """Operations built from torch's tensor functions, for any device and type."""
+    """Layer operations that call torch's tensor functions, for any device and type."""
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
-        """Return the positions of all rows in the flat token axis, in the format that `attend`
-        expects."""
+        """Return the positions of all rows in the flat token axis, in the format that the method
+        `attend` expects."""
         return segments_of(inputs, dtype)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Apply a root-mean-square norm over the last axis, with the modules' rounding."""
+        """Apply a root-mean-square norm over the last axis, rounded as the model's modules do."""
         weight, epsilon = norm
         wide, scale = _widened(x, epsilon)
         return wide.mul_(scale).to(x.dtype).mul_(weight)
 
     def norm_backward(self, grad: Tensor, x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """Return the gradients of a root-mean-square norm's input and weight.
+        """Return the gradients of the input and the weight of a root-mean-square norm.
 
         The input's gradient is r (g - n mean(g n)), with n = x r, r = (mean x^2 + epsilon)^(-1/2),
         and g the gradient of n.
@@ -66,20 +66,20 @@ class Operations:
         return F.silu(gate).mul_(up)
 
     def gated_backward(self, grad: Tensor, gate: Tensor, up: Tensor) -> Heads:
-        """Return silu(gate) * up and the gradients of gate and up; ``grad`` is overwritten."""
+        """Return silu(gate) * up, and the gradients of gate and up; ``grad`` is overwritten."""
         activated = F.silu(gate)
         product = activated * up
         grad_up = activated.mul_(grad)
         return product, torch.ops.aten.silu_backward(grad.mul_(up), gate), grad_up
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, back: bool = False) -> None:
-        """Apply the rotary embedding to heads [N, H, D] in place. back: apply the inverse
+        """Apply the rotary embedding in place to heads [N, H, D]. back: apply the inverse
         rotation."""
         heads.copy_(rotate(heads, cos, -signed_sin if back else signed_sin))
 
     def attend(self, segments: Any, heads: Heads, scale: float) -> Attended:
-        """Return the attention output of each token, [N, H, D], and the log-sum-exp of its scores,
-        [H, N], if the backward pass needs it."""
+        """Return the attention output of each token, [N, H, D], and, if the backward pass needs it,
+        the log-sum-exp of the scores, [H, N]."""
         return attend(segments, *heads, scale), None
 
     def attend_backward(
@@ -91,7 +91,7 @@ class Operations:
         scale: float,
         into: Heads,
     ) -> None:
-        """Write the gradients of the heads to the three tensors in ``into``.
+        """Write the gradients of the heads into the three tensors ``into``.
 
         grad: the output's gradient. attended: the result of `attend`.
         """
@@ -99,7 +99,9 @@ class Operations:
 
 
 class FlashOperations(Operations):
-    """Tensor operations on a GPU, with torch's flash attention (`assay.model.flash`)."""
+    """Layer operations by torch's tensor functions on a GPU, with torch's flash attention
+    (`assay.model.flash`).
+    """
 
     def segments(self, inputs: ModelInputs, dtype: torch.dtype) -> Any:
         return flash.FlashPlan.of(inputs)
@@ -122,7 +124,9 @@ class FlashOperations(Operations):
 
 
 class CompiledOperations(Operations):
-    """C operations for a CPU; attention is compiled for float32 only and allocates no mask."""
+    """Layer operations in C for a CPU; the attention in C is for float32 only, and allocates no
+    mask.
+    """
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._functions = functions
@@ -195,7 +199,7 @@ class CompiledOperations(Operations):
         for segment in reversed(segments):
             shape = _Shape.of(segment, heads, scale)
             sizes = (2, segment.num_rows, shape.heads, segment.prompt_extent, shape.width)
-            # Gradients of each row's prompt keys and values, which are summed per prompt below.
+            # Gradients of the prompt keys and values of each row; the sum per prompt follows below.
             given = grad.new_empty(sizes)
             self._functions.attend_backward(
                 *(ctypes.byref(shape), *_at(grad, *heads)),
@@ -211,7 +215,7 @@ class CompiledOperations(Operations):
 
 
 class TritonOperations(Operations):
-    """One Triton kernel for each operation on CUDA; a subclass chooses the attention."""
+    """Layer operations as one Triton kernel each, on CUDA; subclasses choose the attention."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return layer_kernels.norm(x, norm)
@@ -230,11 +234,11 @@ class TritonOperations(Operations):
 
 
 class TritonFlashOperations(TritonOperations, FlashOperations):
-    """The kernels of `TritonOperations`, with torch's flash attention."""
+    """Layer operations as the kernels of `TritonOperations`, with torch's flash attention."""
 
 
 class _Shape(ctypes.Structure):
-    """One rectangle of rows, in the layout of the struct in ``layer.c``."""
+    """One rectangle of rows, in the layout of the struct that ``layer.c`` defines."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "queries", "width", "rows", "length")),
@@ -255,7 +259,7 @@ class _Shape(ctypes.Structure):
 
 
 def operations_of(decoder: Decoder) -> Operations:
-    """Return C or Triton operations if they support this model and machine, else tensor
+    """Return C or Triton operations if they support this model and machine, or else tensor
     operations."""
     weight = decoder.embedding
     norms = [decoder.final_norm]
@@ -264,8 +268,7 @@ def operations_of(decoder: Decoder) -> Operations:
         sizes.add(len(layer.gate[0]))
         each = (layer.attention_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
         norms += [norm for norm in each if norm]
-    # The C code processes whole vector registers only, so row sizes must be multiples of a
-    # register.
+    # The C code processes whole vector registers, so row sizes must be multiples of a register.
     fits = not decoder.width % (2 * LANES) and not any(size % LANES for size in sizes)
     tensors = [weight, *(norm[0] for norm in norms)]
     plain = all(one.dtype == weight.dtype and one.is_contiguous() for one in tensors)
@@ -279,7 +282,7 @@ def operations_of(decoder: Decoder) -> Operations:
 
 @cache
 def functions(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Build and load ``layer.c`` for a tensor type; return None if the build fails."""
+    """Compile and load ``layer.c`` for a tensor type; return None if that fails."""
     try:
         found = build(SOURCE, dtype)
     except NotLean:
@@ -301,8 +304,10 @@ def _at(*tensors: Tensor | None) -> list[int | None]:
 
 
 def _widened(x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return a float32 (or wider) copy of x, and each row's factor (mean x^2 + epsilon)^(-1/2)."""
+    """Return a copy of x in float32 or a wider type, and the factor (mean x^2 + epsilon)^(-1/2) of
+    each row.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
-    # `vector_norm` allocates no tensor of squares.
+    # `vector_norm` does not allocate a tensor of squares.
     scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_()
     return wide, scale.div_(x.shape[-1]).add_(epsilon).rsqrt_()

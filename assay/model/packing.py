@@ -1,8 +1,8 @@
 """Packed batches: flat vectors over completion tokens, split into micro-batches.
 
 A `Batch` has no padding and stores each prompt once per group. A `MicroBatch` is the part of a
-batch for one forward and backward pass. `assay.model.layouts` builds the model's inputs from a
-`MicroBatch`.
+batch that one forward and backward pass processes. `assay.model.layouts` builds the inputs of the
+model from a `MicroBatch`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ STRUCTURE = ("tokens_T", "row_T", "group_R", "length_R")
 
 @dataclass(frozen=True, eq=False)
 class HostRows:
-    """The rows and tokens of a batch in host memory, from which a batch's index tensors are built.
+    """The rows and tokens of a batch in host memory, from which the index tensors of the batch are
+    built.
 
-    row_T: row index of each token, as in the batch. of: the batch's tensors that `STRUCTURE` names.
-    Raises ValueError if the tokens of a row are not adjacent, or if ``group_R`` does not rise in
-    steps of 1.
+    row_T: row index of each token, as in the batch on the device. of: tensors of the batch that
+    `STRUCTURE` names. Raises ValueError if the tokens of a row are not adjacent, or if ``group_R``
+    does not rise in steps of 1.
     """
 
     shape: BatchShape
@@ -57,22 +58,23 @@ class HostRows:
 class Batch:
     """Completions of whole groups, flat over their tokens.
 
-    Rows of a group are adjacent, and tokens of a row are adjacent and in order. T counts completion
-    tokens only. ``prompts`` holds the P prompts [L] on the CPU. ``rewards_R``, ``scores_R`` and
-    ``correct_R`` are NaN for rows that were not judged. ``think_T`` marks tokens of the think
-    block. ``sampled_T`` marks tokens that the policy sampled; injected tokens are context only.
-    ``versions_T`` is the policy version that sampled each token. ``turn_T`` is the token's turn
-    index; None if every completion has one turn. ``step_ends_T`` marks the last token of each
-    judged step, and ``step_scores_T`` holds the step's weighted score there; both are None if no
-    step was judged. Log-probabilities and values are None until `Learner.score` computes them. A
-    finite entry of ``ref_logprobs_T`` is the log-probability of a span: the token and the NaN
-    tokens directly before it (cross-tokenizer distillation). An infinite entry of
-    ``ref_logprobs_T`` excludes the token from the teacher's term. ``kl_factor_R`` multiplies the KL
-    to the reference of each completion; None: 1 for all. ``problems`` holds the problem of each
-    prompt, if known. ``host`` holds copies of rows and tokens in host memory, so that reading them
-    never waits for a GPU. If ``host`` is None, the copies in host memory are made from the tensors.
+    The rows of a group are adjacent; the tokens of a row are adjacent and in order. T counts
+    completion tokens only. ``prompts`` has the P prompts, [L] each, on the CPU. ``rewards_R``,
+    ``scores_R`` and ``correct_R`` are NaN for rows that were not judged. ``think_T`` marks tokens
+    of the think block. ``sampled_T`` marks tokens that the policy sampled; injected tokens only
+    serve as context. ``versions_T`` is the policy version that sampled each token. ``turn_T`` is
+    the index of the turn of each token; None if every completion has one turn. ``step_ends_T``
+    marks the last token of each judged step, and ``step_scores_T`` holds the step's weighted score
+    there; both are None if no step was judged. ``old_logprobs_T``, ``ref_logprobs_T`` and values
+    are None until `Learner.score` computes them. A finite entry of ``ref_logprobs_T`` is the
+    log-probability of a span: the token and the NaN tokens directly before it (cross-tokenizer
+    distillation). An infinite entry of ``ref_logprobs_T`` excludes the token from the teacher's
+    term. ``kl_factor_R`` multiplies the KL to the reference for each completion; None means 1 for
+    all. ``problems`` holds the problem of each prompt, if known. ``host`` has copies of rows and
+    tokens in host memory, which can be read without waiting for a GPU. If ``host`` is None, these
+    copies are made from the tensors.
 
-    Raises ValueError if a tensor's size contradicts its suffix.
+    Raises ValueError if the size of a tensor contradicts the suffix of its name.
     """
 
     prompts: tuple[Tensor, ...]
@@ -101,7 +103,7 @@ class Batch:
 
     def __post_init__(self) -> None:
         sizes = {"T": len(self.tokens_T), "R": len(self.length_R)}
-        # The suffix of a field's name states its shape, and is checked here against the real size.
+        # The suffix of a field's name states its shape, which is compared with the real size here.
         for name, tensor in self._tensors():
             if tensor.shape != (sizes[name[-1]],):
                 raise ValueError(
@@ -113,7 +115,7 @@ class Batch:
                 )
         if any(prompt.ndim != 1 or len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("Batch.prompts: every prompt needs at least one token")
-        # `dataclasses.replace` keeps `host`, which is stale if the rows have changed.
+        # `dataclasses.replace` copies `host`, which is wrong if the rows have changed.
         held = (None,) * len(STRUCTURE) if self.host is None else self.host.of
         if any(one is not other for one, other in zip(held, self._structure, strict=True)):
             object.__setattr__(self, "host", self._read_rows())
@@ -151,35 +153,36 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """The device of all tensors except the prompts."""
+        """The device of all tensors of the batch except the prompts."""
         return self.tokens_T.device
 
     @property
     def shape(self) -> BatchShape:
-        """Sizes and offsets of the micro-batch, in host memory."""
+        """Sizes and offsets of the rows of the micro-batch, in host memory."""
         assert self.host is not None, "set at construction"
         return self.host.shape
 
     def to(self, device: torch.device | str) -> Batch:
-        """Move the batch to a device; the prompts stay on the CPU."""
+        """Move the batch to a device; only the prompts stay on the CPU."""
         moved = {name: tensor.to(device) for name, tensor in self._tensors()}
         assert self.host is not None, "set at construction"
         host = replace(self.host, of=tuple(moved[name] for name in STRUCTURE))
         return replace(self, **moved, host=host)
 
     def select_groups(self, groups: Sequence[int]) -> Batch:
-        """Return the batch of these groups, in this order."""
+        """Return a batch of the given groups, in the given order."""
         return self._part(self.shape.rows_of(groups)).batch
 
     def split(
         self, max_tokens: int, layout: Layout = "tree", groups: Sequence[int] | None = None
     ) -> list[MicroBatch]:
-        """Split into micro-batches of at most ``max_tokens`` input tokens, padding not counted.
+        """Split the batch into micro-batches of at most ``max_tokens`` input tokens, without
+        padding.
 
         groups: include only these groups. In the ``tree`` layout, the tokens of a prompt count once
-        per group. A group that exceeds ``max_tokens`` is divided by rows, and each part repeats the
-        prompt. In the ``plain`` layout, the tokens of a prompt count once per row. A row longer
-        than ``max_tokens`` is a micro-batch of its own.
+        per group. A group with more than ``max_tokens`` tokens is divided by rows, and each part
+        repeats the prompt. In the ``plain`` layout, the tokens of a prompt count once per row. A
+        row with more than ``max_tokens`` tokens becomes a micro-batch of its own.
         """
         chosen = range(self.num_groups) if groups is None else groups
         if layout == "tree":
@@ -189,11 +192,12 @@ class Batch:
         return [self._part(blocks) for blocks in parts]
 
     def _part(self, blocks: Sequence[np.ndarray]) -> MicroBatch:
-        """Return the micro-batch of these blocks of rows; the rows of a block share one prompt."""
+        """Return the micro-batch of the given blocks of rows; the rows of a block share one
+        prompt."""
         shape = self.shape
         rows_R = _concatenate(blocks, np.int64)
         block_R = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-        # If one micro-batch is the whole batch, as often in small runs, no tensor is copied.
+        # In small runs, one micro-batch is often the whole batch, so no tensor is copied.
         if np.array_equal(rows_R, np.arange(self.num_rows)) and np.array_equal(
             block_R, shape.group_R
         ):
@@ -226,10 +230,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """The part of a batch for one forward and backward pass.
+    """The part of a batch that one forward and backward pass processes.
 
-    token_index_T, row_index_R: indices of the micro-batch's tokens and rows in the original batch.
-    For example, ``advantages_T[micro_batch.token_index_T]`` are the micro-batch's advantages.
+    token_index_T, row_index_R: indices in the batch of the micro-batch's tokens and rows. For
+    example, ``advantages_T[micro_batch.token_index_T]`` are the advantages of the micro-batch.
     """
 
     batch: Batch
@@ -237,7 +241,7 @@ class MicroBatch:
     row_index_R: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Move the batch to a device; the indices stay on their device."""
+        """Move the micro-batch to a device; the indices stay where they are."""
         if device == self.batch.device:
             return self
         return replace(self, batch=self.batch.to(device))
@@ -247,7 +251,7 @@ class MicroBatch:
         return self.tree_inputs if layout == "tree" else self.plain_inputs
 
     def with_rectangles(self, count: int) -> MicroBatch:
-        """Return this micro-batch with at least ``count`` model calls in the plain layout.
+        """Return this micro-batch with at least ``count`` model calls, in the plain layout.
 
         Each added model call has one token, which predicts nothing.
         """
@@ -256,18 +260,20 @@ class MicroBatch:
         missing = count - len(inputs.rectangles)
         other = replace(self)
         added = (*inputs.rectangles, *[token] * missing)
-        # `cached_property` stores its values in the dictionary of a frozen object.
+        # `cached_property` stores its value in the dictionary of a frozen object.
         other.__dict__["plain_inputs"] = replace(inputs, rectangles=added)
         return other
 
     @cached_property
     def plain_inputs(self) -> ModelInputs:
-        """Model inputs in the plain layout: every row is prompt + completion."""
+        """Inputs of the model in the plain layout: every row is its prompt followed by its
+        completion.
+        """
         return self._lay_out(plain_inputs)
 
     @cached_property
     def tree_inputs(self) -> ModelInputs:
-        """The inputs with every prompt computed once per group."""
+        """Inputs of the model in the tree layout: every prompt is computed once per group."""
         return self._lay_out(tree_inputs)
 
     def _lay_out(self, build: Callable[..., ModelInputs]) -> ModelInputs:
@@ -281,9 +287,9 @@ def pack(
     verdicts: Sequence[Sequence[Verdict]],
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Pack groups into a batch. verdicts: one per completion, in the order of the groups.
+    """Pack groups into a batch. verdicts: one verdict per completion, in the order of the groups.
 
-    Raises ValueError if a verdict is missing, or is judged but has no reward.
+    Raises ValueError if a verdict is missing, or if a judged verdict has no reward.
     """
     completions = [completion for group in groups for completion in group.completions]
     flat_verdicts = [
@@ -297,7 +303,7 @@ def pack(
     row_T = np.repeat(np.arange(len(completions)), length_R)
     first_R = np.cumsum(length_R) - length_R
     think_R = np.array([completion.num_think_tokens for completion in completions], np.int64)
-    # The reward of an unjudged row is NaN, so that code which forgets the mask gets a visible NaN.
+    # Unjudged rows have the reward NaN: code that forgets the mask then visibly computes NaN.
     rewards = [np.nan if v.reward is None else v.reward for v in flat_verdicts]
     correct = [float(v.correct) if v.judged else np.nan for v in flat_verdicts]
     arrays = {
@@ -338,10 +344,10 @@ def pack(
 def _steps(
     verdicts: Sequence[Verdict], first_R: np.ndarray, length_R: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the mask of tokens that end a judged step, and the steps' weighted scores at these
-    tokens.
+    """Return the mask of tokens that end a judged step, and the weighted scores of the steps at
+    these tokens.
 
-    Raises ValueError if a step ends outside its row.
+    Raises ValueError if a step ends outside of its row.
     """
     ends_T = np.zeros(length_R.sum(), np.bool_)
     scores_T = np.zeros(length_R.sum(), np.float32)

@@ -1,5 +1,4 @@
-"""The start-up probe: compare shared prompts and the lean decoder with the model's own
-computation."""
+"""The start-up probe: compare the tree layout and the lean decoder with the model's own modules."""
 
 from __future__ import annotations
 
@@ -27,25 +26,25 @@ from assay.types import Tokens
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a log-probability (nats) that rounding in a type explains."""
-# On artificial tokens, the bfloat16 modules of a 0.5B model were 0.43 nats away from float32.
+# On artificial tokens, bfloat16 modules of a 0.5B model deviated by 0.43 nats from float32.
 # On artificial tokens, a fixed limit of 0.25 nats therefore rejected a correct lean decoder.
 MOST_OF_PLAIN = 1.5
 """In a narrow type: maximum error relative to the modules' error, both measured against float32."""
 FLOOR = 0.01
 """An error (nats) that is always accepted in a narrow type."""
 NUM_PROMPTS, PROMPT_TOKENS = 2, 24
-# Lengths, in tokens, of the greedy continuations that the probe of a 16-bit type uses.
+# Lengths, in tokens, of the greedy continuations that the probe uses for a 16-bit type.
 LENGTHS = (9, 16, 3, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutChoice:
-    """Result of the probe: the chosen layout, the reason, and the measurements.
+    """Result of the start-up probe: the chosen layout, the reason, and the measurements.
 
-    lean: whether the lean decoder (`assay.model.lean_decoder`) computes the layers. max_difference:
-    error of log-probabilities with shared prompts, in nats, as defined in `Probe.error`.
-    tree_tokens,
-    plain_tokens: tokens that each layout computes for a group of the configured shape.
+    lean: whether the lean decoder (`assay.model.lean_decoder`) computes the model's layers.
+    max_difference: error of log-probabilities with shared prompts, in nats, as defined in
+    `Probe.error`. tree_tokens, plain_tokens: number of tokens that each layout computes for a group
+    of the configured shape.
     """
 
     layout: Layout
@@ -69,14 +68,15 @@ def probe_layouts(
 ) -> LayoutChoice:
     """Score two small groups in both layouts with the loaded model, and choose the layout.
 
-    If the lean decoder is less exact than the model's own modules, the modules are used. If the
-    tree layout differs from the plain layout, the plain layout is used. The result's reason names
-    the fallback that the probe applied. If several layouts are exact, the layout with the fewest
-    multiplications for a typical group is chosen. The choice depends on the model and the shapes
-    but not on timings, so a run repeats bit for bit. layout: force this layout. beside: a second
-    model that scores the same batches, such as the reference. prompts: see `Probe`.
+    If the lean decoder is less exact than the model's own modules, the probe chooses the modules.
+    If the tree layout gives other results than the plain layout, the probe chooses the plain
+    layout. The reason in the result names what the probe chose instead. If several layouts are
+    exact, the probe chooses the one with the fewest multiplications for a typical group. The choice
+    depends on the model and the shapes, but not on timings, so a run repeats bit for bit. layout:
+    force this layout. beside: second model that scores the same batches, such as the reference
+    model. prompts: see `Probe`.
 
-    Raises ModelError if the plain layout's log-probabilities differ from those of the model's own
+    Raises ModelError if the plain layout gives other log-probabilities than the model's own
     modules.
     """
     started = time.perf_counter()
@@ -92,7 +92,7 @@ def probe_layouts(
     else:
         found = [(one.error("tree", lean), one.limit) for one in probes]
         difference, limit = max(found, key=lambda one: one[0] / one[1])
-        # Multiplications are counted, not timed, so that a resumed run makes the same choice.
+        # Multiplications are counted instead of timed, so that a resumed run makes the same choice.
         savings = _savings(model, prompt_length, completion_length, group_size)
         layout, reason = _choose(difference, limit, savings)
     seconds = time.perf_counter() - started
@@ -104,10 +104,11 @@ def probe_layouts(
 def prove_lean(
     *models: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()
 ) -> tuple[bool, str]:
-    """Return whether the lean decoder is as exact as each model's own modules, and a note if not.
+    """Return whether the lean decoder is as exact as the modules of each model, and a note if it is
+    not.
 
-    prompts: see `Probe`. Raises ModelError if the plain layout's log-probabilities differ from
-        those of the model's own modules.
+    prompts: see `Probe`. Raises ModelError if the plain layout gives other log-probabilities than
+        the model's own modules.
     """
     return _prove_lean([Probe(model, prompts) for model in models])
 
@@ -122,14 +123,14 @@ def _prove_lean(probes: Sequence[Probe]) -> tuple[bool, str]:
 
 
 class Probe:
-    """Test tokens, and their next-token distributions as computed by the model's own modules.
+    """Test tokens, and their next-token distributions according to the model's own modules.
 
-    In a 16-bit type, the test tokens are the model's greedy continuations of the first two
-    ``prompts``, and every decoder is compared with the model's own modules in float32. The test
-    needs likely text, because on unlikely text rounding alone changes a log-probability more than a
-    wrong computation does. The accepted error is `MOST_OF_PLAIN` times the error of the modules in
-    the model's own type. In float32 the test tokens are artificial, and a decoder is compared with
-    the unchanged modules.
+    For a 16-bit type, the test tokens are greedy continuations of the first two ``prompts``, and
+    decoders are compared with the model's own modules in float32. The test needs likely text,
+    because on unlikely text rounding alone changes a log-probability more than a wrong computation
+    does. The accepted error is `MOST_OF_PLAIN` times the error of the model's own modules in the
+    model's type. For float32, the test tokens are artificial, and a decoder is compared with the
+    model's unchanged modules.
     """
 
     def __init__(self, model: nn.Module, prompts: Sequence[Sequence[int] | Tokens] = ()) -> None:
@@ -137,15 +138,17 @@ class Probe:
         dtype = next(model.parameters()).dtype
         self._largest, self.limit = True, TOLERANCE.get(dtype, 0.0)
         self.batch = _made_up_batch(model)
-        # In float32, correct decoders agree closely on any tokens, so artificial tokens suffice.
-        # In 16 bits, rounding on unlikely tokens is as large as an error, so likely text is needed.
+        # In float32, correct decoders agree closely on all tokens, so artificial tokens are enough.
+        # In 16 bits, rounding on unlikely tokens is as large as an error, so likely text is used.
         if dtype.itemsize < torch.float32.itemsize:
             self._become_narrow(_first_two(model, prompts))
         else:
             self._exact_TV = _distributions(model, self.batch, "plain", lean=False)
 
     def _become_narrow(self, prompts_PL: Tensor) -> None:
-        """Use likely text and float32 distributions, unless the model's code raises an error."""
+        """Use likely text and distributions in float32, unless the model's code raises an
+        exception.
+        """
         try:
             self.batch = _likely_batch(self.model, prompts_PL)
             with in_float32(self.model):
@@ -158,33 +161,32 @@ class Probe:
         self._exact_TV = plain_TV if exact_TV is None else exact_TV
         if exact_TV is not None and exact_TV.isfinite().all():
             self._largest = False
-            # A correct lean decoder may have a slightly larger error than the modules, because the
-            # modules round too.
+            # The model's own modules round too: a correct lean decoder may err slightly more.
             self.limit = max(FLOOR, MOST_OF_PLAIN * self._error_of(plain_TV))
 
     def error(self, layout: Layout, lean: bool) -> float:
-        """Return the log-probability error of a layout and decoder, in nats.
+        """Return the log-probability error of a layout with a decoder, in nats.
 
-        The error of a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
-        so the error does not depend on one sampled token. The result is the maximum over positions
-        in float32 and the mean in a 16-bit type, where the maximum over few positions is noisy. The
-        error is infinite if the model returns NaN or cannot continue from a shared prompt.
+        The error at a position is the expected absolute difference sum_v p_v |log q_v - log p_v|,
+        which does not depend on one sampled token. The result is the maximum error over positions
+        in float32, and the mean error in a 16-bit type, where a maximum over few positions is
+        noisy. The error is infinite if the model returns NaN, or cannot continue from a shared
+        prompt.
         """
         try:
             found_TV = _distributions(self.model, self.batch, layout, lean)
         except torch.OutOfMemoryError:
             raise
         except Exception:  # A third-party model may raise any exception.
-            # The plain layout must work, so an exception with this layout is raised.
-            # If only the tree layout fails, prompts are computed once per row instead of being
-            # shared.
+            # The plain layout must work, so an exception in the plain layout is raised.
+            # If only the tree layout fails, prompts are computed once per row and not shared.
             if layout == "plain":
                 raise
             return math.inf
         return self._error_of(found_TV)
 
     def _error_of(self, found_TV: Tensor) -> float:
-        # Each error is weighted by the token's probability, as in sampling and in the loss.
+        # As in sampling and in the loss, each token's error is weighted by its probability.
         errors_T = (self._exact_TV.exp() * (found_TV - self._exact_TV).abs()).sum(-1)
         error = (errors_T.max() if self._largest else errors_T.mean()).item()
         # NaN is not equal to itself.
@@ -192,7 +194,7 @@ class Probe:
 
     @torch.no_grad()
     def check_head(self) -> None:
-        """Raise ModelError if `token_logprobs` differs from the model's own logits."""
+        """Raise ModelError if `token_logprobs` differs from the logits of the model itself."""
         model, batch = self.model, self.batch
         (part,) = batch.split(2**20, "plain", [0])
         scored = token_logprobs(model, part, temperature=1.0, layout="plain", lean=False)
@@ -207,7 +209,9 @@ class Probe:
             raise ModelError(message(type(unwrap(model)).__name__, found, accepted))
 
     def cost_of_modules(self) -> str:
-        """Describe the memory and time of the model's own modules relative to the lean decoder."""
+        """Describe the extra memory and time of the model's own modules, relative to the lean
+        decoder.
+        """
         lean, modules = (saved_bytes(self.model, is_lean) / 1024 for is_lean in (True, False))
         parameters = [one for one in self.model.parameters() if one.requires_grad]
         device = str(self.batch.device)
@@ -223,7 +227,7 @@ class Probe:
         )
 
     def _through(self, lean: bool, parameters: Sequence[Tensor]) -> None:
-        """Run the layers forward, and backward if any parameter is trained."""
+        """Run the layers forward and, if any parameter is trained, backward."""
         (part,) = self.batch.split(2**20, "plain")
         with torch.set_grad_enabled(bool(parameters)):
             hidden_TD = hidden_states(self.model, part.inputs("plain"), lean)
@@ -248,15 +252,15 @@ def _choose(difference: float, limit: float, savings: float) -> tuple[Layout, st
 
 
 def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float:
-    """Return the share of a layer's multiplications that the tree layout saves.
+    """Return the share of a decoder layer's multiplications that the tree layout saves.
 
-    In a layer's matrices, each token takes 12 D^2 multiplications. In attention, each pair of
-    tokens takes 2 D multiplications. Under a mask, attention computes all pairs of tokens of a
+    In the matrices of a layer, each token takes 12 D^2 multiplications. In the attention, each pair
+    of tokens takes 2 D multiplications. With a mask, attention computes all pairs of tokens of a
     rectangle; without a mask, only the causal half.
     """
     width = getattr(unwrap(model).config.get_text_config(), "hidden_size", 1024)
     # In the plain layout, every row attends to its own copy of the prompt.
-    # The multiplication counts in this function are divided by 2 D.
+    # All numbers of multiplications in this function are divided by 2 D.
     tree_pairs = prompt**2 + group_size * completion * (prompt + completion)
     plain_pairs = group_size * (prompt + completion) ** 2 / 2
     tree = 6 * width * (prompt + group_size * completion) + tree_pairs
@@ -265,13 +269,13 @@ def _savings(model: Any, prompt: int, completion: int, group_size: int) -> float
 
 
 def measure_difference(model: nn.Module, lean: bool = True) -> float:
-    """Return the error that shared prompts cause, as defined in `Probe.error`."""
+    """Return the error that the tree layout causes, as defined in `Probe.error`."""
     return Probe(model).error("tree", lean)
 
 
 @torch.no_grad()
 def _distributions(model: nn.Module, batch: Batch, layout: Layout, lean: bool) -> Tensor:
-    """Return next-token log-probabilities [T, V] at each token's position, in float32."""
+    """Return the next-token log-probabilities [T, V] at the position of each token, in float32."""
     (part,) = batch.split(2**20, layout)
     hidden_TD = hidden_states(model, part.inputs(layout), lean)
     head = Head.of(model)
@@ -283,7 +287,7 @@ def _distributions(model: nn.Module, batch: Batch, layout: Layout, lean: bool) -
 
 
 def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> Tensor:
-    """Return the starts of two prompts, [2, L], from ``prompts`` or else from artificial tokens."""
+    """Return the first L tokens of two prompts, [2, L], from ``prompts`` or else artificial."""
     vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
     known = [one for one in prompts if len(one) > 0 and max(one) < vocabulary]
     chosen = [torch.as_tensor(one) for one in known[:NUM_PROMPTS]] or [_made_up(4, 1, vocabulary)]
@@ -295,8 +299,8 @@ def _first_two(model: nn.Module, prompts: Sequence[Sequence[int] | Tokens]) -> T
 def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
     """Return two groups of two greedy continuations of each prompt.
 
-    The first continuation starts with the most likely token, the second with the second most likely
-    token.
+    The first greedy continuation starts with the most likely token, and the second continuation
+    with the second most likely token.
     """
     device = next(model.parameters()).device
     output = model(input_ids=prompts_PL.to(device), use_cache=True)
@@ -308,7 +312,7 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
         found.append(output.logits[:, -1].argmax(-1, keepdim=True))
         output = model(input_ids=found[-1], past_key_values=output.past_key_values, use_cache=True)
     tokens_RL = torch.cat(found, 1).cpu()
-    # The second prompt is shortened, because prompts of equal length would hide errors of padding.
+    # The second prompt is shortened, because prompts of equal length would hide padding errors.
     less = min(3, prompts_PL.shape[1] - 1)
     prompts = (prompts_PL[0], prompts_PL[1][less:])
     rows = [row[:length] for row, length in zip(tokens_RL, LENGTHS, strict=True)]
@@ -316,12 +320,12 @@ def _likely_batch(model: Any, prompts_PL: Tensor) -> Batch:
 
 
 def _made_up(count: int, start: int, vocabulary: int) -> Tensor:
-    # The artificial tokens follow a fixed formula, so that a resumed run makes the same choice.
+    # A fixed formula gives the artificial tokens, so that a resumed run makes the same choice.
     return (torch.arange(count) * 37 + start * 11 + 1) % vocabulary
 
 
 def _made_up_batch(model: nn.Module) -> Batch:
-    """Return two groups of two completions of different lengths, with tokens that exist in any
+    """Return two groups of two completions with different lengths, whose tokens exist in any
     vocabulary."""
     vocabulary: int = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
     lengths = [5, 8, 1, 6]

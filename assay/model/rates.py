@@ -1,4 +1,6 @@
-"""Measure the speed of matrix products in each type on this device, within tens of milliseconds."""
+"""Measure the speed of matrix products for each tensor type on this device, within tens of
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,17 @@ TYPES = (torch.float32, torch.bfloat16)
 """The accepted values of ``model.dtype``."""
 SHAPE = (256, 512, 256)
 SECONDS, BURSTS, PAUSE = 0.03, 5, 0.01
-# Bytes of the copy that measures memory speed: larger than any CPU cache.
+# Number of bytes copied to measure memory speed, which is larger than any CPU cache.
 COPIED_BYTES = 2**26
-# On an accelerator, the shape of the product and the copied bytes are multiplied by this factor.
-# With a factor of 4, the measured matrix products reached only a fifth of an H100's rate.
-# The second-level cache of an H100 holds 50 MiB, so the measured copy must be much larger.
+# On an accelerator, this factor multiplies the size of the products and the copied bytes.
+# With a factor of 4, the measured products reached only a fifth of an H100's rate.
+# The second-level cache of an H100 has 50 MiB, so the measured copy must be much larger.
 ACCELERATOR = 16
 _TORCH = f"torch {torch.__version__}"
-# Noise of a measurement: a rate counts as slower only below this share of the other rate.
+# Because of noise, a rate counts as slower only below this share of the other rate.
 NOISE = 0.8
-# Rates of this process that were not cached in the state folder.
-# One command may ask for rates several times, and a measurement takes a quarter of a second.
+# Rates that this process measured but did not cache in the state folder.
+# A measurement takes 0.25 s, and one command may need the rates several times.
 _unsaved: dict[str, dict[str, float]] = {}
 
 
@@ -38,10 +40,10 @@ def best_seconds(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Return the shortest time of repeated calls, after one warm-up call.
+    """Return the shortest time of several calls of a function, after one call to warm up.
 
-    The timed calls repeat for ``seconds``, and at least three times. clock: function that returns a
-    time in seconds.
+    The timed calls repeat for ``seconds`` seconds, and at least three times. clock: function that
+    returns the current time in seconds.
     """
 
     work()
@@ -57,9 +59,9 @@ def best_seconds(
 
 
 def processor_seconds() -> float:
-    """Return the process's processor time divided by torch's thread count.
+    """Return the CPU time of the process, divided by the number of torch's threads.
 
-    Unlike wall time, processor time excludes other processes on a busy machine.
+    Unlike wall time, CPU time excludes the work of other processes on a busy machine.
     """
     return time.process_time() / torch.get_num_threads()
 
@@ -73,12 +75,12 @@ def product_rate(
     """Return the operations per second of the fastest matrix product of [rows, inner] by [inner,
     columns].
 
-    Products are timed in bursts with pauses, on a CPU by processor time. Products are timed in
-    bursts, because other processes may disturb one burst, but rarely all bursts.
+    Matrix products are timed in bursts with pauses, and on a CPU by CPU time. Other processes may
+    disturb one burst of products, but rarely disturb all bursts.
     """
     times = 1 if device == "cpu" else ACCELERATOR
     rows, inner, columns = (times * size for size in shape)
-    # A separate random generator leaves the run's random state unchanged.
+    # A separate random generator is used, so that the run's random state does not change.
     own = torch.Generator(device).manual_seed(0)
     left = torch.randn(rows, inner, device=device, generator=own).to(dtype)
     right = torch.randn(columns, inner, device=device, generator=own).to(dtype)
@@ -95,9 +97,9 @@ def product_rate(
 
 @cache
 def memory_rate(device: str = "cpu") -> float:
-    """Return the bytes per second that a large copy reads and writes.
+    """Return how many bytes per second a large copy reads and writes.
 
-    The bandwidth is measured once per process.
+    The bandwidth is measured once in each process.
     """
     size = COPIED_BYTES if device == "cpu" else ACCELERATOR * COPIED_BYTES
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -108,24 +110,25 @@ def memory_rate(device: str = "cpu") -> float:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of a tensor type in the setting ``model.dtype``."""
+    """Return the name that the setting ``model.dtype`` uses for a tensor type."""
     return str(dtype).removeprefix("torch.")
 
 
 def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, float], bool]:
-    """Returns the matrix products' operations per second, by type name for each of `TYPES`, and
-    whether these rates are reliable.
+    """Returns the operations per second of matrix products for each of `TYPES`, and whether these
+    rates are reliable.
 
-    A CPU's rates are cached in the user's state folder. Rates measured on a busy machine are not
-    reliable, and only cached for this process unless they are higher than the cached rates.
-    measure: measure again even if rates are cached, and return the higher rate of each type.
+    The rates of a CPU are cached in the user's state folder. Rates measured on a busy machine are
+    not reliable: only this process caches them, unless they are higher than the cached rates.
+    measure: whether to measure again even if rates are cached, and return the higher rate of each
+    type.
     """
     if device != "cpu":
         return {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}, True
     threads = f"{torch.get_num_threads()} threads"
     key = "; ".join((processor(), torch.backends.cpu.get_cpu_capability(), threads, _TORCH))
     path, entries = None, {}
-    # A user without a home folder has no state folder, so no rates are cached.
+    # A user without a home folder has no state folder, so the rates are not cached.
     with suppress(RuntimeError):
         path = state_folder() / "product-rates.json"
         entries = read_json(path) or {}
@@ -136,8 +139,8 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
         return _unsaved[key], False
     found = {name_of(dtype): product_rate(dtype, device) for dtype in TYPES}
     if cached is not None:
-        # Other processes only slow a measurement down, so the higher rate is more accurate.
-        # The load average lags by a minute, so a cached rate may stem from a busy moment.
+        # Other processes can only slow a measurement down, so the higher rate is more accurate.
+        # The load average lags by a minute, so a cached rate may be from a busy machine.
         found = {name: max(rate, cached[name]) for name, rate in found.items()}
     elif is_busy():
         earlier = _unsaved.get(key, found)
@@ -152,7 +155,7 @@ def rates_here(device: str = "cpu", measure: bool = False) -> tuple[dict[str, fl
 
 
 def _rates_in(entry: object) -> dict[str, float] | None:
-    """Return the cached rates if they cover all types, else None."""
+    """Return the cached rates if they cover all types; otherwise return None."""
     names = {name_of(dtype) for dtype in TYPES}
     if not isinstance(entry, dict) or entry.keys() != names:
         return None
@@ -161,22 +164,22 @@ def _rates_in(entry: object) -> dict[str, float] | None:
 
 
 def is_busy() -> bool:
-    """Return whether more processes are runnable than there are cores; False if the load is
+    """Return whether more processes want to run than there are cores; False if the load is
     unknown."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
         return os.getloadavg()[0] > cores
     except (AttributeError, OSError):
-        # Windows has no load average, and a container may hide it.
+        # Windows has no load average, and a container may hide the load average.
         return False
 
 
 def slow_type(dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return a warning if matrix products in a narrow type are slower than in float32 on this
-    device, else None.
+    """Return a warning if matrix products of a 16-bit type are slower than those of float32 on this
+    device; otherwise None.
 
-    Cached rates are measured again before they lead to a warning.
+    Before a warning, cached rates are measured again.
     """
     if dtype == torch.float32:
         return None

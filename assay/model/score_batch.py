@@ -1,9 +1,9 @@
-"""Packed batches of texts for a reward model; common prefixes are computed once.
+"""Packed batches of texts for a reward model, which compute common prefixes once.
 
-A *place* is a token at which a score is read. The layouts of packed batches return the hidden state
+A *place* is a token at which a reward model's score is read. The layouts return the hidden state
 that predicts a token, which is the state at the previous token. A dummy token, which is never an
-input, is therefore appended to each text. With the appended dummy token, the layouts also return
-the state of the text's last real token.
+input of the model, is therefore appended to each text. With the dummy token, the layouts also
+return the state of the last real token of a text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _LABELLED = Verdict.of_score(1.0, "label@1")
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """A text to score. places: ascending indices of the scored tokens. labels: one per place.
+    """A text to score. places: indices of the scored tokens, in ascending order. labels: one per
+    place.
 
     Raises ValueError if tokens, places and labels are inconsistent.
     """
@@ -47,10 +48,11 @@ class ScoredText:
 
 @dataclass(frozen=True, eq=False)
 class ScoredGroup:
-    """Texts with a common prefix that are laid out together: a pair with the chosen text first, or
-    a single text.
+    """Texts with a common prefix, which are computed together: a pair with the chosen text first,
+    or a single text.
 
-    margin: required difference between the scores of the pair. source: the name of the data row.
+    margin: required difference of the two scores of a pair. source: name of the data row from which
+    the texts come.
     """
 
     texts: tuple[ScoredText, ...]
@@ -59,9 +61,9 @@ class ScoredGroup:
 
     @property
     def num_shared(self) -> int:
-        """Length in tokens of the common prefix, which is computed once.
+        """Length of the common prefix in tokens; the prefix is computed once.
 
-        The first place is the prefix's last token or a later token.
+        The first scored token is the last token of the prefix or a later token.
         """
         most = min(int(text.places[0]) + 1 for text in self.texts)
         first = self.texts[0].tokens[:most]
@@ -78,11 +80,11 @@ class ScoredGroup:
 
 @dataclass(frozen=True, eq=False)
 class ScoreBatch:
-    """Groups of texts for one pass of the model.
+    """Groups of texts that one pass of the model scores.
 
-    The axis M counts the places of all texts, in order. place_M: index of each place's token in the
-    batch's tokens. row_M: index of the text that contains each place. labels_M: label of each
-    place. margins_P: margin of each group.
+    The axis M counts the scored tokens (places) of all texts, in order. place_M: index of each
+    scored token among the tokens of the batch. row_M: index of the text to which each scored token
+    belongs. labels_M: label of each place. margins_P: margin of each group.
     """
 
     batch: Batch
@@ -92,7 +94,7 @@ class ScoreBatch:
     margins_P: Tensor
 
     def inputs(self, layout: Layout) -> ModelInputs:
-        """Return the model's inputs, in which the M places are the only predicting positions."""
+        """Return the inputs of the model, in which only the M scored positions predict a token."""
         batch = self.batch
         everything = MicroBatch(
             batch,
@@ -109,15 +111,13 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
     places: list[np.ndarray] = []
     first = 0
     for number, group in enumerate(groups):
-        # A packed group needs a prompt of at least one token; the texts' common prefix is this
-        # prompt.
+        # A packed group needs a prompt of at least one token, which is the common prefix here.
         together = [group] if group.num_shared else [ScoredGroup((one,)) for one in group.texts]
         for part in together:
             shared = part.num_shared
             rows: list[Completion] = []
             for text in part.texts:
-                # The appended dummy token is never an input, because the last token of a text
-                # predicts nothing.
+                # The last token of a text predicts nothing, so the dummy token is never an input.
                 own = np.append(text.tokens[shared:], 0)
                 places.append(first + text.places - (shared - 1))
                 first += len(own)
@@ -139,10 +139,9 @@ def pack_scores(groups: Sequence[ScoredGroup], device: torch.device | str = "cpu
 def micro_batches(
     groups: Sequence[ScoredGroup], max_tokens: int, layout: Layout
 ) -> Iterator[Sequence[ScoredGroup]]:
-    """Yield parts of consecutive groups with at most ``max_tokens`` tokens; a group is never
-    divided.
+    """Yield parts of consecutive groups with at most ``max_tokens`` tokens; no group is divided.
 
-    A group of more than ``max_tokens`` tokens is yielded alone.
+    A group with more than ``max_tokens`` tokens is yielded alone.
     """
     sizes = np.array([group.num_tokens(layout) for group in groups], np.int64)
     for first, last in fill(sizes, max_tokens):

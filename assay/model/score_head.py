@@ -1,8 +1,8 @@
-"""Models that score text: a decoder with a score head, in Hugging Face's own classes.
+"""Models that score text: a decoder with a score head, in the model classes of Transformers.
 
 A causal model is converted by replacing its head with a new score head; a saved reward model is
-used as it is. The result loads with ``AutoModelForSequenceClassification`` (one score per text,
-read at its last token) or ``AutoModelForTokenClassification`` (one score per token).
+used as it is. The result can be loaded by ``AutoModelForSequenceClassification`` (one score per
+text, at its last token) or ``AutoModelForTokenClassification`` (one score per token).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
     dtype, device = next(model.parameters()).dtype, next(model.parameters()).device
     config.dtype = dtype
     try:
-        # On the meta device, the layers that are replaced later take no memory.
+        # On the meta device, layers that will be replaced take no memory.
         with torch.device("meta"):
             scorer = family.from_config(config)
     except ValueError as error:
@@ -105,8 +105,8 @@ def with_score_head(model: Any, scores: Scores, num_labels: int, seed: int) -> A
 
 
 def score_head(model: Any) -> nn.Linear:
-    """Return the score head of a model. Raises ModelError if the head is not a single linear
-    layer."""
+    """Return the linear score head of a model. Raises ModelError if the score head is not a single
+    linear layer."""
     layers = [one for name, one in model.named_children() if name != model.base_model_prefix]
     heads = [one for one in layers if next(one.parameters(), None) is not None]
     if len(heads) != 1 or type(heads[0]) is not nn.Linear:
@@ -122,9 +122,9 @@ def read_scores(
     lean: bool = True,
     accumulators: Accumulators | None = None,
 ) -> Tensor:
-    """Return the head's logits at each place, [M, C], float32, with gradient.
+    """Return the logits of the score head at each scored token, [M, C], float32, with gradient.
 
-    The head is applied in float32 regardless of the layers' type.
+    The score head is computed in float32, whatever the type of the layers.
     """
     hidden_MD = hidden_states(model, batch.inputs(layout), lean, accumulators)
     head = score_head(model)
@@ -134,7 +134,7 @@ def read_scores(
 
 @dataclass(frozen=True, slots=True)
 class ScoreLayout:
-    """The layout and decoder that the probe chose for scoring texts, and the reason."""
+    """The layout and decoder that the probe chose to score texts, and the reason for the choice."""
 
     layout: Layout
     lean: bool
@@ -144,12 +144,12 @@ class ScoreLayout:
 @doing("probing the layers")
 @torch.no_grad()
 def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
-    """Choose the fastest layout and decoder whose scores agree with the model's own scores.
+    """Choose the fastest layout and decoder whose scores agree with those of the model itself.
 
-    The score head uses the lean decoder and shared prefixes if they reproduce the model's own
-    scores within the rounding of the model's type. If the scores differ by more than the rounding,
-    a slower layout or decoder is used. Raises ModelError if even the plain layout with the model's
-    own modules does not reproduce the scores.
+    The lean decoder and the tree layout are used if they reproduce the model's own scores within
+    the rounding error of the model's type. If the scores differ by more than the rounding error, a
+    slower layout or decoder is used. Raises ModelError if even the plain layout with the model's
+    own modules gives other scores.
     """
     device = next(model.parameters()).device
     limit = TOLERANCE.get(next(model.parameters()).dtype, 0.0)
@@ -166,7 +166,7 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
                 raise
             return float("inf")
         largest = (found - theirs).abs().max().item()
-        # An error of NaN becomes infinity, because every comparison with NaN is False.
+        # Every comparison with NaN is False, so an error of NaN is replaced by infinity.
         return largest if largest == largest else float("inf")
 
     plain = difference("plain", lean=False)
@@ -190,9 +190,9 @@ def choose_score_layout(model: Any, groups: list[ScoredGroup]) -> ScoreLayout:
 
 
 def padding_token(tokenizer: Any) -> int | None:
-    """Return a padding token that ends no text, or None.
+    """Return a padding token that does not end a text, or None.
 
-    Sequence classification heads read the score at the last token that is not padding.
+    Transformers' sequence classifiers read the score at the last token that is not padding.
     """
     ends: set[int] = set(tokenizer("x")["input_ids"][-1:])
     if (text := finished_chat(tokenizer, "x")) is not None:
@@ -204,7 +204,9 @@ def padding_token(tokenizer: Any) -> int | None:
 
 
 def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
-    """Return the logits at a group's places from the model's own forward pass, [M, C]."""
+    """Return the logits at the scored tokens of a group from the forward pass of the model itself,
+    [M, C].
+    """
     found: list[Tensor] = []
     by_token = type(model).__name__.endswith("ForTokenClassification")
     for text in group.texts:
@@ -213,8 +215,8 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
             logits = model(input_ids=row, use_cache=False).logits[0, text.places.tolist()]
             found.append(logits)
             continue
-        # A head for whole texts scores only the end of its input: one pass per place.
-        # Without a padding token, the head reads the last position, padding or not.
+        # A sequence classifier scores only the end of its input, so it needs one pass per score.
+        # Without a padding token, a sequence classifier reads the last position, even padding.
         for place in text.places.tolist():
             given, model.config.pad_token_id = model.config.pad_token_id, None
             try:
@@ -225,7 +227,7 @@ def _own_scores(model: Any, group: ScoredGroup, device: torch.device) -> Tensor:
 
 
 def _saved_scorer(config: ModelConfig) -> ModelSource | None:
-    """Return the source of a saved reward model, or None for any other path."""
+    """Return the source of a saved reward model; None for any other path."""
     if not (Path(config.path).expanduser() / "config.json").is_file():
         return None
     source = ModelSource.find(config.path, config.revision, config.trust_remote_code)

@@ -1,7 +1,7 @@
-"""Validate the sizes in a model's config.json before anything is allocated.
+"""Validate the sizes in a model's config.json before any memory is allocated for them.
 
-Transformers creates ``num_hidden_layers`` modules and weights of every stated size before it reads
-the saved weights. A malicious or damaged config.json could therefore exhaust the memory.
+Transformers creates ``num_hidden_layers`` modules, with weights of the stated sizes, before it
+reads the saved weights. A malicious or damaged config.json could therefore exhaust the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from assay.errors import ModelError, message
 from assay.host.records import as_object
 from assay.validation import toml_words
 
-# Upper bounds of the sizes, about ten times those of the largest known models.
+# Upper bounds of the sizes in config.json: about ten times those of the largest known models.
 MOST = {
     "num_hidden_layers": 2_000,
     "hidden_size": 2**18,
@@ -37,7 +37,7 @@ report."""
 
 
 def check_config(folder: Path, where: str) -> None:
-    """Raise ModelError if a folder's config.json cannot match the weights in the folder."""
+    """Raise ModelError if the config.json in a folder cannot match the weights in the folder."""
     try:
         facts = as_object((folder / "config.json").read_bytes())
     except OSError as error:
@@ -53,11 +53,11 @@ def check_config(folder: Path, where: str) -> None:
 
 
 def check_hub_config(name: str, revision: str | None, cached: bool, where: str) -> None:
-    """Raise ModelError if a hub model's config.json contains an implausible size.
+    """Raise ModelError if the config.json of a hub model has an implausible size.
 
-    cached: read only the hub's local cache. For a hub model, the sizes are not compared with the
-    weights, because the local cache may be incomplete. If config.json is missing, the function does
-    nothing, and Transformers reports the error.
+    cached: whether to read only the local cache of the hub. The sizes of a hub model are not
+    compared with its weights, because the local cache may be incomplete. If config.json is missing,
+    nothing is checked, and Transformers reports the missing file.
     """
     from huggingface_hub import hf_hub_download
 
@@ -70,7 +70,7 @@ def check_hub_config(name: str, revision: str | None, cached: bool, where: str) 
 
 
 def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]:
-    """Return a model's configuration and the configuration of the text model inside it.
+    """Return the configuration of a model, and the configuration of the text model inside it.
 
     Raises ModelError.
     """
@@ -84,9 +84,9 @@ def _shapes_of(facts: dict[str, Any] | None, where: str) -> list[dict[str, Any]]
 
 
 def check_sizes(shape: Mapping[str, Any], where: str) -> None:
-    """Raise ModelError for an implausible size; missing keys are accepted.
+    """Raise ModelError for an implausible size in config.json; missing keys are accepted.
 
-    A list in place of a number holds one size per layer.
+    A list instead of a number has one size per layer.
     """
     for key, most in MOST.items():
         least = 0 if key in MAY_BE_NONE else 1
@@ -98,9 +98,9 @@ def check_sizes(shape: Mapping[str, Any], where: str) -> None:
 
 
 def num_parameters(shape: Mapping[str, Any]) -> int:
-    """Return an estimate of a decoder's parameter count, without experts.
+    """Return an estimate of the number of parameters of a decoder, without experts.
 
-    If a size differs by layer, the smallest of the layers' sizes is used.
+    If layers have different sizes, the smallest of the sizes is used.
     """
     names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
     sizes = [shape.get(name) or 0 for name in names]

@@ -1,5 +1,5 @@
-"""Models with fake parameters: sizes, type and device without memory, for estimates before
-loading."""
+"""Models with fake parameters, which have sizes, type and device but no memory, for estimates
+before loading."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from assay.model.adapters import add_adapter
 
 
 def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | None = None) -> Any:
-    """Build the model of a Transformers configuration with fake tensors as weights.
+    """Build the model of a Transformers configuration, with fake tensors as weights.
 
     lora: adapters to add. Raises ModelError if Transformers cannot build the model without weights,
-    and MissingExtra if the model needs adapters and peft is missing.
+    and MissingExtra if the model needs peft for its adapters.
     """
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from transformers import AutoModelForCausalLM
@@ -33,7 +33,7 @@ def skeleton(config: Any, dtype: torch.dtype, device: str, lora: LoraConfig | No
     def fake(tensor: Tensor) -> Tensor:
         return FakeTensor(mode, tensor.to("meta"), place)
 
-    # A tied head and the embedding must remain one parameter, or estimates would count it twice.
+    # A tied head and embedding must remain one parameter, so that estimates count them once.
     known: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, own in module._parameters.items():

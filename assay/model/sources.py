@@ -26,10 +26,10 @@ HUB_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model or tokenizer is loaded from: a folder, a GGUF file or a hub name.
+    """Source of a model or tokenizer: a folder, a GGUF file or a hub name.
 
-    place: path of a folder, or a name on the hub. gguf: name of a GGUF file in that folder. cached:
-    use only the hub's local cache.
+    place: path of a folder, or name of a model on the hub. gguf: name of a GGUF file in the folder
+    ``place``. cached: whether to use only the local cache of the hub.
     """
 
     place: str
@@ -42,7 +42,8 @@ class ModelSource:
     def find(
         cls, path: str, revision: str | None = None, trust_remote_code: bool = False
     ) -> ModelSource:
-        """Find the source of a model. Raises ModelError if the source does not exist."""
+        """Find the source of a model. Raises ModelError if the source of the model does not
+        exist."""
         folder = Path(path).expanduser()
         if folder.is_file():
             if folder.suffix != ".gguf":
@@ -66,31 +67,33 @@ class ModelSource:
 
     @classmethod
     def of_tokenizer(cls, path: str, trust_remote_code: bool = False) -> ModelSource:
-        """Find the source of a tokenizer. Raises ModelError if the source does not exist."""
+        """Find the source of a tokenizer. Raises ModelError if the source of the tokenizer does not
+        exist.
+        """
         folder = Path(path).expanduser()
         if folder.is_dir():
             return cls(str(folder.resolve()), trust_remote_code=trust_remote_code)
         if not HUB_NAME.fullmatch(path):
             raise ModelError(message(f"model.tokenizer {path}", "nothing there", "a folder"))
         cached = _ask_hub(path, None)
-        # Transformers finds the tokenizer's class through the model's configuration.
+        # Transformers finds the class of a tokenizer through the model's configuration.
         check_hub_config(path, None, cached, f"model.tokenizer {path}")
         return cls(path, trust_remote_code=trust_remote_code, cached=cached)
 
     @property
     def name(self) -> str:
-        """A path that `find` resolves to this source."""
+        """Path from which `find` returns this source."""
         return str(Path(self.place) / self.gguf) if self.gguf else self.place
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the source may contain a tokenizer; always True for a hub name."""
+        """Whether the source may have a tokenizer; always True for a hub name."""
         folder = Path(self.place)
         return self.gguf is not None or not folder.is_dir() or _holds(folder, TOKENIZERS)
 
     def options(self) -> dict[str, Any]:
-        """Return the keyword arguments that select this source in Transformers'
-        ``from_pretrained``."""
+        """Return the keyword arguments that select this source in ``from_pretrained`` of
+        Transformers."""
         options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         if self.gguf is not None:
             options["gguf_file"] = self.gguf
@@ -104,10 +107,10 @@ class ModelSource:
 def read_model(
     source: ModelSource, dtype: torch.dtype, family: str = "AutoModelForCausalLM"
 ) -> Any:
-    """Load a model in ``dtype`` and in eval mode.
+    """Load the model of this source in ``dtype`` and in eval mode.
 
-    family: Transformers' auto class. Raises ModelError in one line, including for weights that are
-    missing in the folder: Transformers would initialize these randomly with only a warning.
+    family: Transformers' auto class. Raises ModelError in one line, also for weights that are
+    missing in the folder.
     """
     import transformers
 
@@ -115,8 +118,7 @@ def read_model(
     try:
         # Transformers prints a progress bar while it reads a GGUF file.
         with redirect_stderr(StringIO()) if source.gguf else nullcontext():
-            # A mismatch of tensor sizes raises no error in Transformers, but appears in the loading
-            # report.
+            # Transformers raises no error for mismatched tensor sizes, but reports them.
             loaded: Any = getattr(transformers, family).from_pretrained(
                 source.place,
                 dtype=dtype,
@@ -126,7 +128,7 @@ def read_model(
             )
     except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(where, error) from error
-    # Transformers initializes missing weights randomly with only a warning, so the report is read.
+    # Transformers initializes missing weights at random with only a warning, so its report is read.
     model, report = loaded
     for complaint, keys in (
         ("without", "missing_keys"),
@@ -140,8 +142,7 @@ def read_model(
             raise ModelError(message(where, found, fit if "CausalLM" in family else head))
     if source.gguf is not None:
         model = _as_plain_model(model, dtype)
-    # Transformers 5.17 selects SDPA for Gemma 2, and SDPA ignores Gemma's bound on attention
-    # scores.
+    # Transformers 5.17 selects SDPA for Gemma 2, which ignores its limit on attention scores.
     shape = model.config.get_text_config()
     if getattr(shape, "attn_logit_softcapping", None) and shape._attn_implementation == "sdpa":
         model.set_attn_implementation("eager")
@@ -150,7 +151,7 @@ def read_model(
 
 
 def read_outline(source: ModelSource) -> Any:
-    """Return an object with a model's ``config`` and ``generation_config``, without loading
+    """Return an object with the ``config`` and ``generation_config`` of a model, without its
     weights.
 
     Raises ModelError in one line.
@@ -162,7 +163,7 @@ def read_outline(source: ModelSource) -> Any:
     except Exception as error:  # A damaged file may raise any exception in the library.
         raise _refusal(f"model.path {source.name}", error) from error
     generation = None
-    # Models without generation_config.json, such as GGUF files, name their end tokens in `config`.
+    # Models without generation_config.json (GGUF files) name their end tokens in `config`.
     with suppress(OSError, ValueError):
         generation = GenerationConfig.from_pretrained(
             source.place, revision=source.revision or "main", local_files_only=source.cached
@@ -171,8 +172,8 @@ def read_outline(source: ModelSource) -> Any:
 
 
 def saved_family(source: ModelSource) -> str:
-    """Return the name of Transformers' auto class that loads a folder, for a reward model or a
-    causal model."""
+    """Return the name of the auto class of Transformers that loads a folder: for a reward model or
+    a causal model."""
     file = Path(source.place) / "config.json"
     try:
         names = (as_object(file.read_bytes()) or {}).get("architectures")
@@ -187,8 +188,8 @@ def saved_family(source: ModelSource) -> str:
 def read_tokenizer(source: ModelSource, model: Any) -> Any:
     """Load a tokenizer. Raises ModelError in one line.
 
-    model: the source's model. For a GGUF file, the model's configuration determines the BOS and EOS
-    tokens.
+    model: the source's model. For a GGUF file, the configuration of the model determines the BOS
+    and EOS tokens.
     """
     from transformers import AutoTokenizer
 
@@ -202,15 +203,15 @@ def read_tokenizer(source: ModelSource, model: Any) -> Any:
         raise _refusal(where, error) from error
     for name in ("bos_token", "eos_token") if source.gguf else ():
         token = getattr(model.config, f"{name}_id", None)
-        # Transformers up to 5.17 confuses the BOS and EOS tokens of a GGUF file.
+        # Transformers up to version 5.17 confuses the BOS and EOS tokens of a GGUF file.
         if isinstance(token, int):
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
     return tokenizer
 
 
 def saved_dtype(source: ModelSource) -> torch.dtype:
-    """Return the type of the saved weights; bfloat16 for a GGUF file, because its quantized values
-    fit in bfloat16."""
+    """Return the type of the saved weights; for a GGUF file bfloat16, in which its quantized values
+    fit."""
     from transformers import AutoConfig
 
     if source.gguf is not None:
@@ -239,11 +240,11 @@ def _only_gguf(folder: Path) -> str:
 
 
 def _ask_hub(name: str, revision: str | None) -> bool:
-    """Return whether a hub model must be read from the local cache. Raises ModelError if the model
-    is not available.
+    """Return whether a hub model must be read from the local cache. Raises ModelError if the hub
+    model is not available.
 
-    The function sends a single request with a time limit, because Transformers retries an
-    unreachable hub for most of a minute.
+    A single request with a time limit is sent, because Transformers would retry an unreachable hub
+    for most of a minute.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -276,7 +277,7 @@ def _ask_hub(name: str, revision: str | None) -> bool:
 
 
 def _refusal(where: str, error: Exception) -> Exception:
-    """Convert an error of Transformers or another library to an error with one line."""
+    """Convert an error of Transformers or another library to an error with a one-line message."""
     if isinstance(error, ImportError) and "gguf" in str(error).lower():
         return MissingExtra.of("gguf", "gguf", "reading a GGUF file")
     if "trust_remote_code" in str(error):
@@ -294,21 +295,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def _as_plain_model(model: Any, dtype: torch.dtype) -> Any:
-    """Convert a dequantized GGUF model to an ordinary model that Transformers can save."""
+    """Convert a dequantized GGUF model to an ordinary model, which Transformers can save."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     tree = model.config.to_dict()
     for key in ("quantization_config", "architectures", "dtype", "torch_dtype", "_name_or_path"):
         tree.pop(key, None)
     config = AutoConfig.for_model(tree.pop("model_type"), **tree)
-    # Building on the meta device skips the initialization of weights, all of which are replaced
-    # later.
+    # On the meta device, weights are not initialized; all of them are replaced afterwards.
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=dtype)
     buffers = dict(model.named_buffers())
     plain.load_state_dict(model.state_dict(), assign=True)
     for name, buffer in plain.named_buffers():
-        # Buffers outside the state dict, such as rotary frequencies, are copied separately.
+        # Buffers outside of the state dict, such as rotary frequencies, are copied separately.
         if buffer.is_meta:
             owner, _, leaf = name.rpartition(".")
             plain.get_submodule(owner)._buffers[leaf] = buffers[name]

@@ -1,4 +1,4 @@
-"""Distillation targets: a loaded teacher's logits, or cached top-k teacher logits."""
+"""Distillation targets: the logits of a loaded teacher, or cached top-k teacher logits."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ be -inf."""
 
 @dataclass(frozen=True, eq=False)
 class TeacherStates:
-    """A teacher's hidden states [T, D] and its head; the full logits are computed in chunks.
+    """Hidden states [T, D] and output head of a teacher; the full logits are computed in chunks.
 
-    Padded vocabularies may differ in size between teacher and student. Teacher and student are
-    compared only on tokens that both vocabularies contain.
+    Teacher and student may have vocabularies that are padded to different sizes. Teacher and
+    student are compared only on tokens that are in both vocabularies.
     """
 
     head: Head
@@ -33,17 +33,19 @@ class TeacherStates:
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> Tensor:
-        """Return the raw logits of a chunk, [B, V]."""
+        """Return the raw teacher logits of a chunk of tokens, [B, V]."""
         return self.head.product(self.hidden_TD[chunk], room, "teacher")
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the divergence of some tokens, and its gradient by the student's logits."""
+        """Return the divergence of some tokens, and its gradient with respect to the student's
+        logits.
+        """
         assert raw_BV is not None
         taught_BV = self.head.scaled(raw_BV, self.temperature)
         ours, theirs = student.logits_BN.shape[1], taught_BV.shape[1]
-        # Student logits beyond the teacher's vocabulary are padding, so they are cut off.
+        # Student logits beyond the teacher's vocabulary belong to padding, so they are cut off.
         if theirs < ours:
             student = Distribution.of(student.logits_BN[:, :theirs])
         return self.divergence.between(Distribution.of(taught_BV[:, :ours]), student)
@@ -52,7 +54,7 @@ class TeacherStates:
         """Return the top-k tokens [T, K], their log-probabilities, and the log-probability of all
         other tokens together [T].
 
-        size: number of vocabulary entries that are compared, counted from the first entry.
+        size: number of vocabulary entries to compare, from the first entry on.
         """
         room, found = HeadRoom(), list[tuple[Tensor, Tensor, Tensor]]()
         at_once = max(1, LOGITS_AT_ONCE // len(self.head.weight_VD))
@@ -66,12 +68,12 @@ class TeacherStates:
 
 @dataclass(frozen=True, eq=False)
 class TopKLogprobs:
-    """Cached teacher logits: the top-k tokens of each position, and the total mass of all other
-    tokens.
+    """Cached teacher logits: the top-k tokens of each position, and the probability of all other
+    tokens together.
 
-    logprobs_TK: log-probabilities of ``tokens_TK`` at the divergence's temperature. rest_T:
-    logarithm of the total probability of all other tokens. Teacher and student are compared over K
-    + 1 events: the K tokens, and all other tokens together. The divergence over these events is a
+    logprobs_TK: log-probabilities of ``tokens_TK`` at the temperature of the divergence. rest_T:
+    logarithm of the total probability of all other tokens. Teacher and student are compared on K +
+    1 events: each of the K tokens, and any other token. The divergence over the K + 1 events is a
     lower bound of the divergence over all tokens.
     """
 
@@ -86,14 +88,15 @@ class TopKLogprobs:
         return self.divergence.temperature
 
     def logits(self, chunk: slice, room: HeadRoom) -> None:
-        """Return None, because cached teacher logits are not the full logits."""
+        """Return None, because the cache does not have the full logits of the teacher."""
 
     def compare(
         self, student: Distribution, raw_BV: Tensor | None, part: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the divergence of some tokens, and its gradient by the student's logits.
+        """Return the divergence of some tokens, and its gradient with respect to the student's
+        logits.
 
-        The gradient of all other tokens' total probability is distributed in proportion to their
+        The gradient for "any other token" is distributed over these tokens in proportion to their
         probabilities.
         """
         tokens_BK = self.tokens_TK[part]
@@ -117,7 +120,7 @@ def keep_top_k(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the top-k tokens [B, K], their log-probabilities, and the log-probability of all other
     tokens together [B].
 
-    Raises RuntimeError if ``count`` exceeds the vocabulary.
+    Raises RuntimeError if ``count`` is larger than the vocabulary.
     """
     logprobs_BV = logits_BV.log_softmax(-1)
     logprobs_BK, tokens_BK = logprobs_BV.topk(count, dim=-1)

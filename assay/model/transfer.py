@@ -1,4 +1,4 @@
-"""Copies from host memory to a device that do not wait for the device's queued work."""
+"""Copies from host memory to a device, without waiting for the queued work of the device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def on_device(values: np.ndarray | Tensor, device: torch.device | str) -> Tensor:
-    """Return a copy of host values on a device; on the CPU, the values themselves.
+    """Return a copy of host values on a device; for the CPU, return the values themselves.
 
-    A GPU copy from pageable host memory first waits until the GPU has finished all queued work. A
-    copy from pinned memory is queued behind the GPU's work, and the host continues at once.
+    A copy to a GPU from pageable memory waits until the GPU has finished all queued work. A copy
+    from pinned memory is queued behind the work of the GPU, and the host continues at once.
     """
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
     place = torch.device(device)
-    # Apple's mps devices share the host's memory, so copies need no pinned memory.
+    # Apple's mps devices share memory with the host, so copies need no pinned memory.
     if place.type in ("cpu", "mps"):
         return tensor.to(place)
     return tensor.pin_memory().to(place, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Triton kernels that import Triton at their first launch.
+"""Triton kernels that import Triton only at their first launch.
 
-PyTorch builds for CUDA install Triton; other PyTorch builds do not. A module of kernels must be
-importable without Triton, so kernels are plain functions until their first launch.
+PyTorch builds for CUDA install Triton, whereas other PyTorch builds do not. Without Triton, a
+module of kernels must still be importable, so kernels are plain functions until their first launch.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 class Kernel:
     """A Triton kernel.
 
-    Calling a kernel object launches a grid of programs; another kernel may also call the object.
+    Calling a kernel object launches a grid of programs; other kernels may also call the object.
 
-    varying: names of integer arguments that differ between most calls. Triton compiles a kernel
-    again for an integer argument that is 1 or a multiple of 16. Triton never specializes a kernel
-    on an argument in ``varying``.
+    varying: names of integer arguments whose value differs between most calls. Triton compiles a
+    separate kernel if an integer argument is 1 or a multiple of 16. For arguments in ``varying``,
+    Triton compiles no separate kernels.
     """
 
     def __init__(self, function: Callable[..., None], varying: tuple[str, ...]) -> None:
@@ -36,19 +36,19 @@ class Kernel:
 
     @cached_property
     def compiled(self) -> Any:
-        """The function as Triton compiles it, or as its interpreter runs it."""
+        """The kernel function, as Triton compiles it or as Triton's interpreter runs it."""
         import triton  # pyright: ignore[reportMissingImports]
 
         return triton.jit(self.source, do_not_specialize=list(self.varying))
 
     @property
     def source(self) -> Callable[..., None]:
-        """The function, with Triton's language in its globals under the name ``tl``."""
+        """The kernel function, with Triton's language as the global name ``tl``."""
         import triton.language  # pyright: ignore[reportMissingImports]
 
         module = self.function.__globals__
         module["tl"] = triton.language
-        # Triton looks up the kernels that a kernel calls by their global names.
+        # Triton finds the kernels that a kernel calls by their global names.
         for name in self.function.__code__.co_names:
             if isinstance(inner := module.get(name), Kernel):
                 module[name] = inner.compiled
@@ -59,16 +59,15 @@ class Kernel:
     ) -> None:
         """Launch the kernel.
 
-        grid: number of programs, along each axis. sizes: the kernel's compile-time constants, and
-        Triton's options.
+        grid: number of programs along each axis. sizes: compile-time constants of the kernel, and
+        options of Triton.
         """
         grid = grid if isinstance(grid, tuple) else (grid,)
         device = next(one.device for one in arguments if isinstance(one, Tensor))
-        # CUDA rejects the launch of an empty grid, so an empty grid is not launched.
+        # CUDA rejects an empty grid, so a kernel with an empty grid is not launched.
         if not all(grid):
             return
-        # Triton launches kernels on the current device, so the tensors' device is made the current
-        # device.
+        # Triton launches on the current device, so the tensors' device becomes the current device.
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self.compiled[grid](*arguments, **sizes)
@@ -106,13 +105,14 @@ def fault_on(device: int) -> str | None:
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Return whether kernels can run on these tensors: on CUDA, of one type in `DTYPES`."""
+    """Return whether kernels can process these tensors: on CUDA, and all of one type in
+    `DTYPES`."""
     first = tensors[0]
     same = all((one.device, one.dtype) == (first.device, first.dtype) for one in tensors)
     return same and first.is_cuda and first.dtype in DTYPES and fault_on(first.device.index) is None
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least ``number``. The sizes of Triton's blocks
-    must be powers of two."""
+    """Return the smallest power of two that is at least ``number``. Triton requires blocks whose
+    sizes are powers of two."""
     return 1 << max(0, number - 1).bit_length()

@@ -1,7 +1,7 @@
-"""Values of states: a float32 head on hidden states, and separate value models.
+"""Values of states: a float32 head on the policy's hidden states, and separate value models.
 
-The state of a token is the hidden state at its predicting position, which
-`assay.model.decoder.hidden_states` returns. A value head needs no input besides the hidden states.
+The state of a token is the hidden state at the position that predicts the token
+(`assay.model.decoder.hidden_states`). A value head needs only the hidden states as input.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
-    """V(s_t) = w^T h_t + b in float32, with h_t the last hidden state that predicts token t.
+    """The value head computes V(s_t) = w^T h_t + b in float32, with h_t the last-layer hidden state
+    that predicts token t.
 
-    The head is initialized to zero. An untrained critic therefore predicts the value 0 at any scale
-    of the hidden states, which is the same as having no baseline.
+    The weights of a new value head are zero. An untrained critic therefore predicts the value 0 at
+    any scale of the hidden states, like a run without a baseline.
     """
 
     def __init__(self, width: int, device: torch.device | str | None = None) -> None:
@@ -37,7 +38,7 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        """Return the value of each state, [T] float32, with gradient."""
+        """Return the value of each state, [T] in float32, with gradient."""
         return hidden_TD.to(self.weight.dtype) @ self.weight + self.bias
 
     def save(self, folder: Path) -> None:
@@ -47,7 +48,7 @@ class ValueHead(nn.Module):
         save_file(tensors, folder / HEAD_FILE)
 
     def load(self, folder: Path) -> None:
-        """Restore the weights of a saved value head in place, bit for bit. Raises RunError."""
+        """Restore the weights of a saved value head in place and bit for bit. Raises RunError."""
         file = folder / HEAD_FILE
         try:
             self.load_state_dict(load_file(file))
@@ -58,11 +59,11 @@ class ValueHead(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """A separate value model: a decoder with a `ValueHead`.
+    """A separate value model: a decoder with its own `ValueHead`.
 
-    backbone: a Transformers model for token classification with one label, which Transformers can
-    save and load. The backbone's own score layer is not trained. `write_score` copies the rounded
-    value head into the backbone's score layer.
+    backbone: Transformers model for token classification with one label, which Transformers can
+    save and load. The score layer of the backbone is not trained. `write_score` copies the rounded
+    value head into the score layer of the backbone.
     """
 
     def __init__(self, backbone: Any, head: ValueHead) -> None:
@@ -74,10 +75,11 @@ class ValueModel(nn.Module):
 
     @classmethod
     def of_policy(cls, policy: nn.Module) -> ValueModel:
-        """Create a value model from a copy of the policy's layers, with adapters merged and a zero
-        head.
+        """Create a value model from a copy of the policy's layers, with merged adapters and a head
+        of zeros.
 
-        Raises ModelError if Transformers has no token classification class for the architecture.
+        Raises ModelError if Transformers has no token classification class for the model's
+        architecture.
         """
         whole: Any = copy.deepcopy(policy)
         if hasattr(whole, "merge_and_unload"):
@@ -93,10 +95,10 @@ class ValueModel(nn.Module):
     def load(
         cls, path: str, dtype: torch.dtype, device: torch.device, tokenizer: Any
     ) -> ValueModel:
-        """Create a value model from the folder of a causal model, or of a reward model with its
-        head.
+        """Create a value model from the folder of a causal model, or from that of a reward model
+        with its head.
 
-        tokenizer: the policy's. Raises ModelError if loading fails, if the folder has a different
+        tokenizer: the policy's. Raises ModelError if loading fails, if the folder has another
         tokenizer, or if its head has more than one label.
         """
         config = ModelConfig(path=path, dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
@@ -124,7 +126,9 @@ class ValueModel(nn.Module):
 
     @torch.no_grad()
     def write_score(self) -> None:
-        """Copy the head into the backbone's score layer, rounded to the layer's type."""
+        """Copy the value head into the score layer of the backbone, rounded to the type of the
+        layer.
+        """
         score = score_head(self.backbone)
         score.weight.copy_(self.head.weight[None])
         if score.bias is not None:
@@ -132,5 +136,5 @@ class ValueModel(nn.Module):
 
 
 def width_of(model: nn.Module) -> int:
-    """Return the width of a model's hidden states."""
+    """Return the width of the hidden states of a model."""
     return unwrap(model).config.get_text_config().hidden_size

@@ -1,4 +1,4 @@
-"""Weights in transfer from the policy to a generator: named tensors, a version and a
+"""Weights that are sent from the policy to a generator: named tensors, a version and a
 fingerprint."""
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from torch import Tensor, nn
 
 from assay.errors import ModelError, message
 
-# 64-bit words per summed row, and rows per block. A block of `BLOCK` rows fits in the CPU cache.
+# Number of 64-bit words per summed row, and number of rows per block.
+# A block of `BLOCK` rows fits in the cache of the CPU.
 ROW, BLOCK = 512, 256
 _FACTORS = np.random.default_rng(0).integers(2**63, size=ROW, dtype=np.uint64) | np.uint64(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A policy's tensors at one version, by their names in the module's `state_dict`.
+    """Tensors of a policy at one version, by their names in the module's `state_dict`.
 
     `Weights.of` returns the live tensors, so a generator that shares these tensors loads nothing.
-    fingerprint: set by `sealed` for a copy that is transferred; None: not computed.
+    fingerprint: hash that `sealed` sets for a copy that is sent; None if not computed.
     """
 
     version: int
@@ -32,15 +33,16 @@ class Weights:
 
     @classmethod
     def of(cls, model: nn.Module, version: int) -> Weights:
-        """Return the live weights of a model."""
+        """Return the live weights of a model without a copy."""
         return cls(version, model.state_dict())
 
     def sealed(self) -> Weights:
-        """Return the weights with their fingerprint, which `load_into` checks after a copy."""
+        """Return the weights with their fingerprint, which `load_into` checks after the
+        transfer."""
         return replace(self, fingerprint=fingerprint(self.tensors))
 
     def load_into(self, model: nn.Module) -> None:
-        """Load these weights into a model; tensors that share the model's memory are not copied.
+        """Load these weights into a model; tensors that share memory with the model are not copied.
 
         Raises ModelError if names, shapes or types differ, or if the fingerprint does not match.
         """
@@ -68,16 +70,15 @@ class Weights:
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of the tensors' names, types, shapes and bits; the hash is equal on every
-    machine.
+    """Return a hash of the tensors' names, types, shapes and bits, which is equal on every machine.
 
-    The hash detects transfer errors, not forgery.
+    The hash detects errors in the transfer, but not forgery.
     """
-    # sha256 over all bits would also detect forgery, but takes three times as long.
+    # sha256 over all bits would also detect forgery, but would take three times as long.
     digest, seen = hashlib.sha256(), dict[Hashable, bytes]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        # Tied tensors share memory and are hashed once.
+        # Tied tensors share memory, so they are hashed once.
         if (memory := memory_of(tensor)) not in seen:
             flat = tensor.detach().cpu().contiguous().view(-1)
             seen[memory] = _digest(flat.view(torch.uint8).numpy())
@@ -91,11 +92,11 @@ def memory_of(tensor: Tensor) -> Hashable:
 
 
 def _digest(data: np.ndarray) -> bytes:
-    """Return the sha256 of row sums, modulo 2^64, with each word multiplied by its column's factor.
+    """Return the sha256 of row sums modulo 2^64, in which a factor per column multiplies each word.
 
-    Because the factors are odd, every change of a single word changes the sum. The upper half of a
-    word is first XORed into the lower half. Without the XOR of the upper half, changes of upper
-    bits could cancel each other.
+    The factors are odd, so every change of a single word changes the sum. The upper half of each
+    word is first XORed into its lower half. Without this XOR, changes of the upper bits of two
+    words could cancel each other.
     """
     num_words = len(data) // (8 * ROW) * ROW
     words = data[: 8 * num_words].view(np.uint64).reshape(-1, ROW)
@@ -104,7 +105,7 @@ def _digest(data: np.ndarray) -> bytes:
     for first in range(0, len(words), BLOCK):
         block = words[first : first + BLOCK]
         part = mixed[: len(block)]
-        # Multiplication never moves bits downwards, so an XOR moves the upper half first.
+        # Multiplication moves bits only upwards, so an XOR first moves the upper half down.
         np.right_shift(block, np.uint64(32), out=part)
         np.bitwise_xor(part, block, out=part)
         digest.update((part @ _FACTORS).tobytes())

@@ -1,4 +1,4 @@
-"""Compute a narrow-type model in float32 without a float32 copy of the model."""
+"""Compute a model of a 16-bit type in float32, without a float32 copy of the whole model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Run every module's forward pass in float32; for inference only.
+    """For inference, run the forward pass of every module in float32.
 
-    Hooks convert a module's parameters before the module's call and restore them afterwards. Only
-    one module's parameters exist twice at a time; a float32 copy of the model would take twice the
-    model's size.
+    Hooks convert the parameters of a module before its call, and restore them afterwards. Only the
+    parameters of one module exist twice at a time; a float32 copy of the model would take twice its
+    size.
     """
     kept: dict[int, tuple[nn.Parameter, Tensor]] = {}
     handles: list[Any] = []
@@ -41,6 +41,6 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        # If a module's call raised an exception, restore the module's narrow parameters.
+        # If the call of a module raised an exception, its 16-bit parameters are restored here.
         for one, data in kept.values():
             one.data = data
