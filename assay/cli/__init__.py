@@ -1,4 +1,4 @@
-"""The command line: parse arguments, make one call, exit with a code.
+"""The command line: parse the arguments, call one function, exit with a code.
 
 Commands import torch and other slow packages only when they run.
 """
@@ -20,38 +20,35 @@ if TYPE_CHECKING:
 
 
 class Interruption(KeyboardInterrupt):
-    """Raised when SIGINT or SIGTERM arrives.
+    """Raised when the process receives SIGINT or SIGTERM.
 
-    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if the code in `exec`
+    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if the executed code
     caught the exception.
     """
 
 
 def main() -> None:
-    """Run the command line. An Assay error prints one line and sets the exit code.
+    """Run the command line. An error of Assay prints one line and sets the exit code.
 
-    User modules such as ``my_rewards:reward`` are imported from the working directory; installed
-    packages take precedence.
+    User modules such as ``my_rewards:reward`` are imported from the working directory, but
+    installed packages take precedence.
     """
-    # By default, idle OpenMP threads spin for long, and training steps are several times slower
-    # under other load.
+    # By default, idle OpenMP threads spin for long, which makes training slower under other load.
     # OpenMP threads that never spin are slower on an idle machine.
-    # Idle OpenMP threads spin for some microseconds and then sleep, which is a compromise.
-    # OpenMP reads this setting only when torch is first imported, so set it before any import.
+    # As a compromise, idle OpenMP threads spin for some microseconds and then sleep.
+    # OpenMP reads the variable only when torch is first imported, so it is set before any import.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # The working directory is appended to the end of the path, so that no file in it replaces a
-    # library.
+    # The working directory is last on the import path, so that its files replace no library.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     with guarded_python(), signals_interrupt() as received:
         try:
-            # Commands are imported inside this `with` block, because a signal may arrive while they
-            # load.
+            # A signal may arrive while the commands load, so they are imported in this block.
             from assay.cli.command import run_command
 
             code = run_command()
-        # Libraries may turn an interruption into their own exceptions, so the list of received
-        # signals decides whether the user interrupted.
+        # Libraries may turn an interruption into their own exceptions.
+        # The list of received signals therefore decides whether the user interrupted.
         except BaseException:
             if not received:
                 raise
@@ -63,20 +60,20 @@ def main() -> None:
 
 @contextmanager
 def signals_interrupt() -> Iterator[list[int]]:
-    """Treat SIGTERM like Ctrl-C. Yield the list of received signals.
+    """Treat SIGTERM like Ctrl-C. Yield the list of signals that the process has received so far.
 
-    A second signal ends the process immediately, without any cleanup.
+    A second signal ends the process immediately, without cleanup.
     """
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> NoReturn:
         if received:
-            # sys.exit would run the cleanup that the user no longer wants to wait for.
+            # sys.exit would run the cleanup, which the user does not want to wait for any longer.
             os._exit(INTERRUPTED)
         received.append(number)
         raise Interruption
 
-    # Python allows signal handlers in the main thread only, so other threads set no handler.
+    # Python allows signal handlers only in the main thread, so other threads set no handler.
     if threading.current_thread() is not threading.main_thread():
         yield received
         return

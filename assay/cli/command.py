@@ -17,24 +17,22 @@ from assay.cli.console import MOVED, app, leave_closed_pipe
 from assay.errors import AssayError
 from assay.host.terminal import lined, one_line, say
 
-# Newer versions of typer bundle a copy of click, whose UsageError is a different class.
+# Newer versions of typer contain a copy of click, whose UsageError is a different class.
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
-# Failures of the machine (full disk, I/O error, no memory) exit with code 1, because the input is
-# not at fault.
+# Failures of the machine (full disk, I/O error, no memory) exit with 1: the input is not at fault.
 _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE}
 
 
 def run_command() -> int:
-    """Run the command in the arguments and return its exit code."""
+    """Run the command that the arguments name, and return its exit code."""
     try:
-        # The standalone mode is off, because in that mode typer prints errors in boxes and exits by
-        # itself.
+        # In standalone mode, typer would print errors in boxes and exit by itself: it is off.
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:
         return _complain_of_usage(error)
     except AssayError as error:
-        # Only a configuration error can have several lines, because it may join several errors.
+        # Only a configuration error can have several lines, because it may combine several errors.
         return _complain(lined(getattr(error, "lines", ()) or [str(error)]), error.exit_code)
     except typer.Abort:
         return _complain("a question was left without an answer", 2)
@@ -43,7 +41,7 @@ def run_command() -> int:
     except OSError as error:
         of_machine = error.errno in _NOT_OF_THE_INPUT
         if error.strerror is None or (error.filename is None and not of_machine):
-            # An OSError without a file name is a defect of Assay, so its traceback is shown.
+            # An OSError without a file name is a defect of Assay, so its traceback is printed.
             raise
         where, reason = one_line(str(error.filename or "writing")), error.strerror
         return _complain(f"{where}: {reason[:1].lower()}{reason[1:]}", 1 if of_machine else 2)
@@ -55,7 +53,7 @@ def _complain(text: str, code: int) -> int:
 
 
 def _complain_of_usage(error: Any) -> int:
-    """Print one line about invalid arguments. Without arguments, print the help."""
+    """Print one line about invalid command-line arguments. Without arguments, print the help."""
     # click 8.2 raises NoArgsIsHelpError for a group without arguments; its show() prints the help.
     if error.ctx is None or "NoArgs" in type(error).__name__:
         error.show()

@@ -1,4 +1,4 @@
-"""The typer application, and the options and output functions that commands share."""
+"""The typer application, and options and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ app = typer.Typer(
     name="assay",
     help="Train language models to reason from rewards that can be checked, and keep the evidence.",
     no_args_is_help=True,
-    # `guarded_python` prints tracebacks: it escapes control characters, which typer does not.
+    # `guarded_python` prints tracebacks, because typer does not escape control characters.
     pretty_exceptions_enable=False,
-    # Square brackets in a help text are markup, so help texts avoid them.
+    # typer reads square brackets in a help text as markup, so help texts contain none.
     rich_markup_mode="rich",
 )
 
-# Panels of ``assay --help``, with the commands and groups of each panel in display order.
+# Panels of ``assay --help``: the commands and groups of each panel, in display order.
 TASKS = BEGIN, TRAIN, CURATE, READ, JUDGE = (
     "Begin",
     "Train",
@@ -70,7 +70,7 @@ def before_a_command(
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
-        # The option is eager, because --version must work without a command.
+        # The option --version must work without a command, so it is evaluated eagerly.
     ] = False,
 ) -> None:
     """Declare the options that come before a command, such as ``--version``."""
@@ -110,18 +110,20 @@ Unsafe = Annotated[
 def verifier_options(
     overrides: list[str] | None, unsafe_no_sandbox: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the verifier options set by ``--set NAME.KEY=VALUE``."""
+    """Return the verifier options that ``--set NAME.KEY=VALUE`` sets."""
     from assay import config
 
     changes = [*(overrides or []), *(["code.unsafe_no_sandbox=true"] if unsafe_no_sandbox else [])]
-    # `--set` values are parsed like a configuration file, so that both forms give the same errors.
+    # `--set` values are parsed like a configuration file, so both give the same errors.
     tree = {"model": {"path": "none"}, "data": {"train": ["none"]}, "rl": {}}
     prefixed = [f"verification.options.{change}" for change in changes]
     return config.build(tree, prefixed).verification.options
 
 
 def show(result: Any, as_json: bool) -> None:
-    """Print a result as one line of JSON (its ``as_dict``), or as escaped text."""
+    """Print a result as one line of JSON (its ``as_dict``), or as text with escaped control
+    characters.
+    """
     if as_json:
         terminal.show_json(result.as_dict())
     else:
@@ -137,8 +139,7 @@ def show_path(name: str, place: Any, as_json: bool) -> None:
 
 
 def leave_closed_pipe() -> NoReturn:
-    """Exit without an error if the reader of the output, such as ``head``, has closed it."""
-    # At exit Python flushes standard output, and on a closed pipe this flush would print a second
-    # error.
+    """Exit without an error if the reader of the output, such as ``head``, has closed the pipe."""
+    # At exit, Python would flush standard output, which prints a second error for a closed pipe.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

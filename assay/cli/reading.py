@@ -123,12 +123,13 @@ def compare(
 
 
 def show_paged(result: Any, as_json: bool) -> None:
-    """Print a result. Output longer than the terminal goes through ``PAGER``, or ``less``."""
-    # If output goes to a pipe or a file, a pager would wait for keys that nobody presses.
+    """Print a result. Text that is longer than the terminal is shown by ``PAGER``, or by
+    ``less``."""
+    # If the output goes to a pipe or a file, a pager would wait for keys that nobody presses.
     if as_json or not sys.stdout.isatty():
         show(result, as_json)
         return
-    # With -F, less ends at once if the text fits the screen; -R keeps colors.
+    # The option -F ends less at once if the text fits the screen, and -R keeps colors.
     # With the option -X, the text stays on the screen after less ends.
     os.environ.setdefault("LESS", "-FRX")
     pydoc.pager(escaped(str(result)))

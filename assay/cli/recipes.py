@@ -42,7 +42,7 @@ def show_recipe(name: Name) -> None:
     from assay.recipes.file import find_recipe, read_recipe
 
     path = find_recipe(name)
-    # Reading validates the recipe, so an invalid file is an error and is not printed.
+    # Reading validates the recipe file, so an invalid file is an error and is not printed.
     read_recipe(path)
     show_text(path.read_text(encoding="utf-8"), end="")
 
@@ -78,6 +78,6 @@ def run(
         return
     result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say)
     show(result, as_json)
-    # A recipe exits with 130, as any other command does on Ctrl-C, so that a script stops, too.
+    # Like any command, a recipe exits with 130 after Ctrl-C, so that a calling script also stops.
     if result.ended.startswith("interrupted"):
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Judge the completions in a file of any size: rows are read and judged as a stream."""
+"""Judge the completions in a file of any size: rows are read and judged one after another."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def verify_file(
     say: Callable[[str], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Judge the completions of a file and write their verdicts to ``out`` or to standard output.
+    """Judge the completions in a file, and write their verdicts to ``out`` or to standard output.
 
-    Return a summary: row counts by status, the pass rate and the seconds.
+    Return a summary: number of rows by status, pass rate, and seconds.
     """
     started = said = time.monotonic()
     path, out = Path(path), None if out is None else Path(out)
-    # If input and output are the same file, opening the output would truncate the input before it
-    # is read.
+    # If the output file were also the input, opening the output would empty it before it is read.
     if out is not None and out.exists() and path.exists() and out.samefile(path):
         raise DataError(f"{out}: is the file that is read; choose another --out")
     counts: Counter[str] = Counter()
@@ -50,7 +49,7 @@ def verify_file(
         if warn is not None:
             for text in service.warnings(verifier):
                 warn(text)
-        # JSON does not escape C1 control characters, which can drive a terminal.
+        # JSON does not escape C1 control characters, which can control a terminal.
         for row in judged_rows(path, verifier, service):
             file.write(escaped(json.dumps(row, ensure_ascii=False)) + "\n")
             counts[row["status"]] += 1
@@ -59,8 +58,7 @@ def verify_file(
             if say is not None and time.monotonic() - said > 1.0:
                 said = time.monotonic()
                 say(f"{counts.total()} rows judged")
-        # Output is flushed here, so that a full disk or a closed pipe fails where the command
-        # reports the error.
+        # A full disk or a closed pipe must fail here, where the command reports the error.
         file.flush()
     judged = counts["passed"] + counts["failed"]
     return {
@@ -69,7 +67,7 @@ def verify_file(
         "failed": counts["failed"],
         "not_judged": counts["not_judged"],
         "not_judged_by_reason": dict(reasons),
-        # The pass rate leaves out unjudged rows, which are neither passed nor failed.
+        # Unjudged rows are neither passed nor failed, so the pass rate leaves them out.
         "pass_rate": round(counts["passed"] / judged, 6) if judged else None,
         "seconds": round(time.monotonic() - started, 3),
         "out": None if out is None else str(out),

@@ -1,4 +1,4 @@
-"""Options that all commands share which sample from a model."""
+"""Options of all commands that sample from a model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _sampling_options(
         int | None, typer.Option(min=1, help="Number of processes that sample (extra ray).")
     ] = None,
 ) -> None:
-    """Declare the options of all commands that sample.
+    """Declare the options of all commands that sample from a model.
 
     The names are the keys of `assay.session.sampling.SamplingOptions`. The decorator `samples` adds
     the sampling options to a command.
@@ -60,8 +60,10 @@ def _sampling_options(
 
 
 def samples(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `_sampling_options` to a command, which receives them in ``**options``."""
-    # typer needs a signature with real types, but this module keeps annotations as strings.
+    """Add the options of `_sampling_options` to a command, which receives their values in
+    ``**options``.
+    """
+    # typer needs a signature with real types, but annotations in this module are strings.
     shared = inspect.signature(_sampling_options, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     listed = {**{name: one for name, one in own.items() if name != "options"}, **shared}
@@ -72,19 +74,19 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
         from assay.run.names import check_place
 
         for name in {"model", "first", "second", "adapter"} & given.keys():
-            # Names are checked before torch is imported, because the import takes seconds.
+            # Verifier names are checked before torch is imported, because the import takes seconds.
             if given[name] is not None:
                 check_place(given[name], given[name])
-        # A benchmark suite has its own temperature, with which it checks the number of samples
-        # itself.
+        # A benchmark suite has its own temperature, which decides on the number of samples.
         if given.get("samples") is not None and not given.get("suite"):
             check_siblings(given["samples"], given["temperature"] or 0.0)
-        # Unset options are left out: for a missing key, the run's own setting applies.
+        # Unset options are left out, because the run's own setting applies to a missing key.
         command(**{name: one for name, one in given.items() if one is not None})
 
     # --json is the last option in the help text of every command.
     ordered = sorted(listed.values(), key=lambda one: one.name == "as_json")
-    # Only keyword parameters may have defaults in any order; typer passes all arguments by name.
+    # All parameters are keyword parameters, whose defaults may be in any order.
+    # typer passes all arguments by name, so nothing changes for the command.
     keywords = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in ordered]
     with_options.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     with_options.__annotations__ = {one.name: one.annotation for one in ordered}
@@ -92,12 +94,11 @@ def samples(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail_where_none(judged: object, remedy: str) -> None:
-    """Exit with code 1 if no completion was judged.
+    """Exit with code 1 if none of the completions was judged.
 
-    remedy: command or option that the error message names.
+    remedy: command or option that the error message recommends.
     """
-    # The exit code is 1, because a script must not take an evaluation without any verdict for a
-    # success.
+    # A script must not take an evaluation without any verdict for a success: the exit code is 1.
     if not judged:
         say(f"error: nothing was judged; see the reasons with {remedy}")
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ from assay.cli.console import (
 from assay.errors import MissingExtra, UserError, message
 from assay.host.terminal import say
 
-# Clients may send any number of verifier expressions, and every open expression holds threads.
+# Clients may send any number of verifier expressions, and each open expression uses threads.
 MAX_OPEN = 256
 """Maximum number of client expressions that a verdict server keeps open."""
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -52,21 +52,18 @@ def serve_verifiers(
     from assay.scale.serve import VerifierServer
     from assay.verify.service import VerifierService
 
-    # The package check comes before workers start, so that a missing package of the extra `serve`
-    # is reported at once.
+    # The extra `serve` is checked before workers start: a missing package is reported at once.
     check_extra("verifier serve")
-    # The token is not a command-line option, because every user of a machine can read the arguments
-    # of a command.
+    # Every user of a machine can read command-line arguments, so the token is not an option.
     token = os.environ.get(token_env, "").strip() or None
     options = verifier_options(overrides, unsafe_no_sandbox)
     settings: dict[str, Any] = {"num_workers": workers, "deadline": deadline, "options": options}
-    # The address is bound before workers start, so that a used port is reported at once.
+    # The address is bound before workers start, so that a port in use is reported at once.
     with (
         bind(host, port, token) as listening,
         VerifierService(verifier, allow=allow or [], max_open=MAX_OPEN, **settings) as service,
     ):
-        # The startup check loads the default verifier, whose errors must appear before the first
-        # request.
+        # The startup check loads the default verifier: its errors must precede the first request.
         service.check([None])
         say(f"verdicts of {verifier}: POST {address_of(listening)}/judge")
         with suppress(KeyboardInterrupt):
@@ -89,7 +86,7 @@ def route(
     from assay.scale.route_config import open_judge, read_config
 
     settings = read_config(config)
-    # The HTTP client imports httpx2 at its first request, when the server already answers.
+    # The HTTP client imports httpx2 at its first request, when the server is already running.
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model route")
     check_extra("model route")
@@ -167,8 +164,7 @@ def _upstream(url: str, model: str, think: str | None, seconds: float) -> Any:
 
     if find_spec("httpx2") is None:
         raise MissingExtra.of("httpx2", "judge", "assay model serve --server")
-    # The option has no default, because a wrong guess would hand out the start of a reasoning that
-    # is cut off.
+    # A wrong default would hand out the start of reasoning that is cut off: the option has none.
     if think is None:
         raise UserError(message("--think", "none", "free, opened or off, with --server"))
     modes: Any = _check_choice("--think", think, ("free", "opened", "off"))
@@ -183,7 +179,7 @@ def _check_choice(option: str, value: str, accepted: Sequence[str]) -> str:
 
 
 def _check_unused(**given: object) -> None:
-    """Raise UserError if an engine option is combined with ``--server``."""
+    """Raise UserError if an option of the local engine is combined with ``--server``."""
     for name, value in given.items():
         if value:
             option = f"--{name.replace('_', '-')}"

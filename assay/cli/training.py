@@ -55,8 +55,7 @@ def train(
         assert config is not None
         looked = api.dry_run(config, overrides=changes, quiet=as_json)
         show(looked, as_json)
-        # The preview is printed before the error, because the preview's completion shows why the
-        # verifier failed.
+        # The preview precedes the error, because its completion shows why the verifier failed.
         if looked.complaint:
             raise VerifierError(looked.complaint)
         return
@@ -129,7 +128,7 @@ def plan(
         unused = {"--fact": facts, "--measure": measure, "--out": out, "--overwrite": overwrite}
         show(_plan_on(device, config, model, prompt_tokens, price, overrides, unused), as_json)
         return
-    # An option without effect is an error, because the user would think that the plan uses it.
+    # An option without effect is an error: the user would think that the plan uses the option.
     for option, value in {
         "--model": model,
         "--prompt-tokens": prompt_tokens,
@@ -161,7 +160,9 @@ def _plan_on(
     overrides: list[str] | None,
     unused: dict[str, object],
 ) -> object:
-    """Estimate a run on a named GPU. unused: options of `plan` that `--device` does not support."""
+    """Estimate a run on a named GPU. unused: options of `plan` that are not supported together with
+    `--device`.
+    """
     from assay import config as configuration
     from assay.plan.devices import find_gpu
 
@@ -173,7 +174,7 @@ def _plan_on(
     if (path is None) == (model is None):
         found = "both" if path else "neither"
         raise UserError(message("assay plan --device", found, "a CONFIG file or --model NAME"))
-    # The plan is imported after the checks, because importing torch takes seconds.
+    # The plan is imported after the checks, because its import of torch takes seconds.
     from assay.plan.measured.on_device import PROMPT_TOKENS, default_config, plan_on
 
     if path is None:

@@ -130,7 +130,7 @@ def audit(
     if label and (second is not None or steps is not None or monitor):
         raise UserError("assay run audit: give --second, --steps and --monitor, or --label")
     if label:
-        # The prompt for a label goes to standard error: standard output holds the line of --json.
+        # The prompt for a label is on standard error: --json writes to standard output.
         ask = lambda text: str(typer.prompt(escaped(text), err=True))  # noqa: E731
         show(of_audit.label(run, ask, say, by or getpass.getuser()), as_json)
         return
@@ -183,5 +183,5 @@ def doctor(as_json: Json = False) -> None:
     """Check the machine and the installation."""
     from assay import doctor as clinic
 
-    # The exit code is 1 if a required part is broken, so that scripts can depend on it.
+    # The exit code is 1 if a required component is broken, so that scripts can depend on it.
     raise typer.Exit(clinic.report(as_json=as_json))

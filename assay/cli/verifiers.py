@@ -70,7 +70,7 @@ def verify(
             say=how_far,
         )
         show(result, as_json)
-        # A partial rescore is an error, because a script would take it for a complete rescore.
+        # A partial rescore is an error, because a script would treat it as a complete rescore.
         if result.unreadable:
             say(f"error: {rescore}: not all that it recorded could be read")
             raise typer.Exit(1)
@@ -87,7 +87,7 @@ def verify(
             deadline=deadline,
             options=options,
             allow=allow or [],
-            # Without --out, standard output holds the verdicts, one row of JSON per line.
+            # Without --out, the verdicts go to standard output, one JSON row per line.
             say=how_far if out is not None else None,
             warn=warn,
         )
@@ -97,11 +97,11 @@ def verify(
     facts = (f"{key.replace('_', ' ')} {value}" for key, value in summary.items() if value)
     if as_json and out is not None:
         show_json(summary)
-    # In this mode standard output holds the verdicts, so the summary goes to standard error.
+    # In this mode, the verdicts are on standard output and the summary is on standard error.
     else:
         say(json.dumps(summary) if as_json else ", ".join(facts))
     if summary["rows"] == summary["not_judged"]:
-        # If no row was judged, the verifier itself failed, so the command exits with an error.
+        # If no row was judged, the verifier itself has failed, so the command exits with an error.
         raise typer.Exit(1)
 
 
@@ -133,7 +133,7 @@ def self_test(
         found = selftest.self_test(names, **settings)
     for result in found:
         show(result, as_json)
-        # Detectors have known error rates, so their wrong verdicts do not fail the command.
+        # Detectors have known error rates, so their wrong verdicts do not fail the self-test.
         num_wrong += 0 if result.fallible else len(result.wrong)
     if num_wrong:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""AdamW in float32, in cache-sized pieces, without a float32 copy of 16-bit weights."""
+"""AdamW in float32, computed in cache-sized pieces, without a float32 copy of 16-bit weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from assay.learn.halves import (
     split_noise,
 )
 
-# Elements per piece: a CPU piece fits the cache (measured), and a GPU needs few launches.
+# Number of elements per piece: on a CPU a piece fits the cache, and on a GPU few launches suffice.
 CPU_PIECE = 2**18
 DEVICE_PIECE = 2**24
 
@@ -32,14 +32,14 @@ Plain = dict[str, dict[str, Any]]
 class AdamW:
     """AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights.
 
-    A bfloat16 parameter is the upper half of its float32 master weight. The state keeps the lower
-    half (int16): two bytes per weight instead of four for a copy. A float16 parameter has a float32
-    master weight in the state. A float32 parameter needs no separate master weight. Weight decay
-    applies to matrices, and not to vectors (norms, biases).
+    A bfloat16 parameter is the upper half of its float32 master weight (rounded). The state has
+    only the lower half (int16), which takes two bytes per weight instead of four for a copy. A
+    float16 parameter has a float32 master weight in the optimizer state. A float32 parameter needs
+    no separate master weight. Weight decay applies to matrices, but not to vectors (norms, biases).
 
     state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``),
-        allocated at a parameter's first step.
-    num_steps: number of steps taken by each parameter.
+        allocated at the first step of a parameter.
+    num_steps: number of steps so far of each parameter.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], config: OptimizerConfig) -> None:
@@ -51,7 +51,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Multiply the float32 gradients by ``scale``, and step the parameters that have a
+        """Multiply the float32 gradients by ``scale``, and step all parameters that have a
         gradient.
 
         The gradients may be overwritten.
@@ -59,8 +59,7 @@ class AdamW:
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
             parameter = self.parameters[name].detach()
-            # The state of a parameter is allocated at its first gradient, so unused parameters cost
-            # no memory.
+            # State is allocated at the first gradient, so unused parameters cost no memory.
             if name not in self.state:
                 self._begin(name)
             self.num_steps[name] += 1
@@ -80,13 +79,13 @@ class AdamW:
             key = noise_key(name, self.num_steps[name])
             for first, piece in pieces(tensors):
                 # Clipping scales each piece while it is in the cache.
-                # A separate clipping pass would read all gradients from memory again.
+                # A separate pass for clipping would read all gradients from memory again.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
                 workbench.step(piece, self.num_steps[name], settings, key, first)
 
     def master(self, name: str) -> Tensor:
-        """Return a copy of a parameter's float32 weights."""
+        """Return a copy of the float32 weights of a parameter."""
         state = self.state.get(name, {})
         if "master" in state:
             return state["master"].clone()
@@ -97,18 +96,18 @@ class AdamW:
         return numbers
 
     def save(self) -> tuple[State, Plain]:
-        """Return (the state's tensors by parameter and key, without a copy; all other values of the
-        state)."""
+        """Return (tensors of the state by parameter and key, without a copy; all other values of
+        the state)."""
         return self.state, {name: {"step": count} for name, count in self.num_steps.items()}
 
     @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
         """Copy a state that `save` returned into this optimizer.
 
-        Raises ValueError for a state of other parameters.
+        Raises ValueError if the state belongs to other parameters.
 
-        Lower halves match only the weights of the same save, so the caller must load these weights
-        into the model too.
+        Lower halves fit only the weights of the same checkpoint, so the caller must load these
+        weights into the model too.
         """
         for name, tensors in saved.items():
             parameter, wanted = self.parameters[name], self._dtypes(name)
@@ -117,7 +116,7 @@ class AdamW:
             for key, tensor in tensors.items():
                 if tensor.shape != parameter.shape:
                     raise ValueError(f"{name} with {key} of shape {tuple(tensor.shape)}")
-        # All tensors are checked before the first is copied, so a wrong file changes no state.
+        # All tensors are checked before the first one is copied, so a wrong file changes nothing.
         self.state = {name: self._room(name) for name in saved}
         for name, held in self.state.items():
             for key, tensor in held.items():
@@ -134,7 +133,7 @@ class AdamW:
                 tensor.zero_()
 
     def _room(self, name: str) -> dict[str, Tensor]:
-        """Return the uninitialized tensors of a parameter's state."""
+        """Return uninitialized tensors for the state of a parameter."""
         for key, dtype in self._dtypes(name).items():
             if key not in self._arenas:
                 same = {n: p for n, p in self.parameters.items() if key in self._dtypes(n)}
@@ -142,7 +141,7 @@ class AdamW:
         return {key: self._arenas[key].take(name) for key in self._dtypes(name)}
 
     def _dtypes(self, name: str) -> dict[str, torch.dtype]:
-        """Return the dtypes of a parameter's state tensors."""
+        """Return the dtypes of the state tensors of a parameter."""
         moments = getattr(torch, self.config.state_dtype)
         dtypes: dict[str, torch.dtype] = {"exp_avg": moments, "exp_avg_sq": moments}
         weights = self.parameters[name].dtype
@@ -154,7 +153,7 @@ class AdamW:
 
 
 class _Workbench:
-    """Float32 buffers for one piece, reused for all pieces of a device."""
+    """Float32 buffers for one piece, which all pieces on a device reuse."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -169,11 +168,11 @@ class _Workbench:
         key: int,
         first: int,
     ) -> None:
-        """Step one piece of a parameter. first: index of the piece's first element."""
+        """Step one piece of a parameter. first: index of the first element of the piece."""
         parameter = piece["parameter"]
         weights = self._weights(piece)
         moments = [self._widened(name, piece[name]) for name in ("exp_avg", "exp_avg_sq")]
-        # The step count is set one lower, because torch's fused kernel increments it itself.
+        # torch's fused kernel increments the step count itself, so the count is set one lower.
         self._num_steps.fill_(num_steps - 1)
         adamw(
             [weights],
@@ -182,7 +181,7 @@ class _Workbench:
             [moments[1]],
             [],
             [self._num_steps],
-            # torch's unfused AdamW makes several passes over memory, its fused AdamW only one pass.
+            # torch's fused AdamW makes one pass over memory; its unfused AdamW makes several.
             fused=True,
             amsgrad=False,
             maximize=False,
@@ -197,7 +196,7 @@ class _Workbench:
             parameter.copy_(weights)
 
     def _weights(self, piece: Mapping[str, Tensor]) -> Tensor:
-        """Return the float32 weights, contiguous for the fused kernel."""
+        """Return the float32 weights of a piece, contiguous for the fused kernel."""
         parameter = piece["parameter"]
         if "master" in piece:
             return piece["master"]
@@ -215,12 +214,12 @@ class _Workbench:
     def _round(
         self, moments: list[Tensor], piece: Mapping[str, Tensor], key: int, first: int
     ) -> None:
-        """Write the moments back in bfloat16, with stochastic rounding."""
+        """Write the moments back in bfloat16 with stochastic rounding."""
         # Rounding a moment to nearest would discard every relative change below 1/256.
         shape = moments[0].shape
         noise, spare = (self._buffer(name, shape, torch.int32) for name in ("noise", "spare"))
         fill_noise(noise, first, key, spare)
-        # Each 32-bit random number serves both moments, with 16 bits for each.
+        # Each 32-bit random number is used for both moments, with 16 bits for each.
         halves = split_noise(noise, spare)
         for moment, name, half in zip(moments, ("exp_avg", "exp_avg_sq"), halves, strict=True):
             round_randomly(moment, half, out=piece[name])
@@ -234,10 +233,10 @@ class _Workbench:
 
 
 def pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (first element, views of one piece) of tensors of the same shape."""
+    """Yield (first element, views of one piece) for tensors of the same shape."""
     device = next(iter(tensors.values())).device
     size = CPU_PIECE if device.type == "cpu" else DEVICE_PIECE
-    # Only contiguous tensors are split into pieces in the same element order.
+    # Only contiguous tensors can be split into pieces with the same order of elements.
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         yield 0, dict(tensors)
         return

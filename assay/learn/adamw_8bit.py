@@ -27,7 +27,7 @@ class AdamW8bit:
         except ImportError as error:
             raise MissingExtra.of("bitsandbytes", "bnb", 'optimizer.name = "adamw_8bit"') from error
         self.parameters = parameters
-        # bitsandbytes steps in the parameter's type, and 16 bits would lose small steps.
+        # bitsandbytes computes in the type of the parameter, and 16 bits would lose small steps.
         self.masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in parameters.items()
@@ -46,7 +46,7 @@ class AdamW8bit:
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], scale: float, learning_rate: float) -> None:
-        """Scale the float32 gradients in place, and step the parameters that have a gradient."""
+        """Scale the float32 gradients in place, and step all parameters that have a gradient."""
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
         for name, gradient in gradients.items():
@@ -57,12 +57,12 @@ class AdamW8bit:
         self._round_masters()
 
     def master(self, name: str) -> Tensor:
-        """Return a copy of a parameter's float32 weights."""
+        """Return a copy of the float32 weights of a parameter."""
         return self.masters[name].detach().clone()
 
     def save(self) -> tuple[State, Plain]:
-        """Return (the state's tensors by parameter and key, without a copy; all other values of the
-        state)."""
+        """Return (tensors of the state by parameter and key, without a copy; all other values of
+        the state)."""
         tensors: State = {}
         plain: Plain = {}
         for name, master in self.masters.items():
@@ -75,7 +75,7 @@ class AdamW8bit:
 
     @torch.no_grad()
     def load(self, saved: State, plain: Plain) -> None:
-        """Restore the state that `save` returned."""
+        """Restore a state that `save` returned."""
         self.inner.state.clear()
         for name, master in self.masters.items():
             tensors = {key: t.to(master.device) for key, t in saved.get(name, {}).items()}

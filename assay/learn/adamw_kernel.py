@@ -1,4 +1,4 @@
-"""A step of AdamW as one Triton kernel: join the halves of each weight, step, and split the weight
+"""An AdamW step as one Triton kernel: join the halves of each weight, step, and split the weight
 again."""
 
 # pyright: basic
@@ -58,14 +58,14 @@ def adamw_kernel(
     weights -= weights * decay
     first = first * beta1 + pull * share1
     second = second * beta2 + pull * pull * share2
-    # Division and root are correctly rounded, as in torch; Triton's plain operators approximate.
+    # Division and square root are rounded correctly, as in torch; Triton's operators approximate.
     size = tl.div_rn(tl.sqrt_rn(second), correction) + epsilon
     weights -= tl.div_rn(first * step_size, size)
     tl.store(exp_avg + place, first, mask=inside)
     tl.store(exp_avg_sq + place, second, mask=inside)
     if HALVES:
         bits = weights.to(tl.int32, bitcast=True)
-        # Ties round away from zero, as in `assay.learn.halves`.
+        # Ties are rounded away from zero, as in `assay.learn.halves`.
         tl.store(parameter + place, ((bits + 32768) >> 16).to(tl.int16), mask=inside)
         tl.store(rest + place, bits.to(tl.int16), mask=inside)
     elif MASTER:
@@ -76,7 +76,9 @@ def adamw_kernel(
 
 
 def can_step(tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether the kernel can step a parameter: contiguous on CUDA, with float32 moments."""
+    """Return whether the kernel can step a parameter: it must be contiguous on CUDA, with float32
+    moments.
+    """
     wide = (tensors["gradient"], tensors["exp_avg"], tensors["exp_avg_sq"])
     plain = all(one.is_contiguous() for one in tensors.values())
     return plain and takes(tensors["parameter"]) and wide[0].dtype == torch.float32 and takes(*wide)
@@ -85,9 +87,10 @@ def can_step(tensors: Mapping[str, Tensor]) -> bool:
 def step(
     tensors: Mapping[str, Tensor], num_steps: int, settings: Mapping[str, Any], scale: float
 ) -> None:
-    """Step one parameter in place; the gradient is multiplied by ``scale`` and not changed.
+    """Step one parameter in place; the gradient is multiplied by ``scale`` on the fly and not
+    changed.
 
-    tensors, settings: as in `assay.learn.adamw`. num_steps: the number of this step, from 1.
+    tensors, settings: as in `assay.learn.adamw`. num_steps: number of this step, starting at 1.
     """
     parameter, halves = tensors["parameter"], "lower" in tensors
     rest = tensors.get("lower", tensors.get("master", parameter))

@@ -1,7 +1,7 @@
 """Per-token advantages and loss masks, computed from the rewards of a batch.
 
-The masks select the completions to train on: judged completions of groups with enough judged
-siblings, optionally without truncated or wrong completions. `loss_weights` weights the selected
+The masks select completions to train on: judged completions of groups with enough judged
+completions, optionally without truncated or wrong completions. `loss_weights` weights the selected
 completions.
 """
 
@@ -29,10 +29,10 @@ VARIANCE_EPSILON = 1e-8
 class Advantages:
     """Per-token advantages and loss masks of a batch.
 
-    advantages_T: float32; 0 at tokens without gradient.
+    advantages_T: float32; 0 at tokens that carry no gradient.
     mask_T: tokens to train on.
-    counted_T: tokens that count in the loss normalizers; a superset of mask_T.
-    returns_T: target values of the critic, float32; None: no critic.
+    counted_T: tokens that count in the normalizers of the loss; a superset of mask_T.
+    returns_T: target values of the critic, float32; None without a critic.
     """
 
     advantages_T: Tensor
@@ -42,21 +42,23 @@ class Advantages:
 
 
 def compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
-    """Return the advantage of each token, by the preset's credit assignment.
+    """Return the advantage of each token, with the credit assignment of the preset.
 
-        completion: One action per completion, whose advantage fills the row. A KL in the reward is
-            summed over the completion (Ahmadian et al., 2024, section 2) before the baseline.
-        steps: The sum of the group-normalized rewards of steps that end at or after the token
-            (DeepSeekMath, section 4.1.3), minus the KL in the reward from the token on.
-        turns: One action per assistant turn. A turn's advantage is the discounted sum of rewards
-            from the turn on, minus the siblings' baseline at the same turn number (`_of_turns`).
-        to_go: The discounted sum of token rewards from the token on, minus the mean (or other
-            baseline) of this sum at the first tokens of the siblings.
-        gae: Generalized advantage estimates from token rewards and values (Schulman et al., 2016).
-            The critic's returns are the estimates before whitening plus the values.
+        completion: each completion is one action, whose advantage all of its tokens get. A KL in
+            the reward is summed over the completion before the baseline is subtracted (Ahmadian et
+            al., 2024, section 2). steps: the sum of the group-normalized rewards of steps that end
+            at or after the token (DeepSeekMath, section 4.1.3), minus the KL in the reward from the
+            token on. turns: each assistant turn is one action. The advantage of a turn is the
+            discounted sum of rewards from the turn on, minus the baseline of the group at the same
+            turn number (`_of_turns`). to_go: the discounted sum of token rewards from the token on,
+            minus a baseline: for example, the mean of this sum at the first tokens of the other
+            completions.
+        gae: generalized advantage estimates from token rewards and values (Schulman et al., 2016).
+            The critic's target returns are the advantage estimates before whitening plus the
+            values.
 
-    Some presets whiten the advantages (mean 0, variance 1) over the trained tokens. A KL in the
-    reward or a critic requires a batch scored by `Learner.score`.
+    Some presets whiten the advantages over the trained tokens (mean 0, variance 1). A KL in the
+    reward, or a critic, requires that `Learner.score` has scored the batch.
     """
     with fixed_order(batch.device):
         return _compute_advantages(batch, algorithm)
@@ -78,7 +80,7 @@ def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
             advantages_T, returns_T = _by_critic(batch, algorithm)
     if algorithm.whiten_advantages:
         advantages_T = whiten(advantages_T, mask_T)
-    # Group baselines subtract nearly equal numbers, so all sums up to here are in float64.
+    # Group baselines subtract nearly equal numbers, so all sums up to this line are in float64.
     advantages_T = torch.where(mask_T, advantages_T, 0.0).float()
     return Advantages(advantages_T, mask_T, counted_T, returns_T)
 
@@ -86,7 +88,8 @@ def _compute_advantages(batch: Batch, algorithm: Algorithm) -> Advantages:
 def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     """Return the masks of trained tokens and of counted tokens, [T] bool each.
 
-    Counted tokens enter the loss normalizers. These tokens are in neither mask:
+    Counted tokens are those that enter the normalizers of the loss. These tokens are in neither
+    mask:
 
         - injected tokens;
         - tokens of unjudged completions;
@@ -95,7 +98,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
           the baseline);
         - with `Algorithm.dynamic_sampling`, all tokens if no group has right and wrong completions.
 
-    DAPO trains on mixed groups only (equation 11), so every loss term is 0 for a batch without
+    DAPO trains only on mixed groups (equation 11), so every loss term is 0 for a batch without
     mixed groups. With `Algorithm.keep` = ``correct``, completions that did not pass are counted but
     not trained on.
     """
@@ -105,8 +108,7 @@ def loss_masks(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.mask_truncated:
         counted_R = counted_R & ~batch.truncated_R
     if algorithm.dynamic_sampling and not _has_mixed_group(batch):
-        # The groups are rejected here too, because a length penalty must not train on groups that
-        # dynamic sampling rejected.
+        # A length penalty must not train on groups that dynamic sampling rejected.
         counted_R = torch.zeros_like(counted_R)
     counted_T = batch.sampled_T & counted_R[batch.row_T]
     if algorithm.keep == "all":
@@ -123,13 +125,13 @@ def _has_mixed_group(batch: Batch) -> bool:
 
 
 def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: Tensor) -> Tensor:
-    """Return the weight of each token in an optimizer step's loss, [T] float64.
+    """Return the weight of each token in the loss of an optimizer step, [T] float64.
 
-    The share of a completion (`token_weights`) is inversely proportional to the size of its group,
-    so that all prompts have the same weight if group sizes differ (``rl.max_group_size``). If all
-    groups have the same size, all shares are 1.
+    If group sizes differ (``rl.max_group_size``), the share of a completion (`token_weights`) is
+    inversely proportional to the size of its group, so that all prompts have the same weight. If
+    all groups have the same size, all shares are 1.
 
-    mask_T, counted_T: as in `Advantages`, for the tokens of the step.
+    mask_T, counted_T: as in `Advantages`, for the tokens of this optimizer step.
     """
     constant = 1.0
     if algorithm.aggregation == "constant_length":
@@ -143,8 +145,7 @@ def loss_weights(batch: Batch, algorithm: Algorithm, mask_T: Tensor, counted_T: 
         algorithm.aggregation,
         constant,
         counted_T=counted_T,
-        # The shares are divided by their maximum, which gives shares of exactly 1 for groups of
-        # equal size.
+        # Dividing the shares by their maximum gives exactly 1 for groups of equal size.
         share_R=size_P.max() / size_P[batch.group_R],
     )
 
@@ -179,22 +180,22 @@ def _of_steps(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _of_turns(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the advantage of each token's turn, [T] float64.
+    """Return, for each token, the advantage of the turn to which it belongs, [T] float64.
 
         G_k = sum_l gamma^l r_{k+l},  A_k = (G_k - baseline) / scale
 
-    over the assistant turns k, where r_k is the sum of `token_rewards` in turn k. Baseline and
-    scale of turn k come from the siblings that have a turn k. Whether a completion has a turn k is
-    known before the turn's action, so this choice of siblings adds no bias. A turn that no sibling
-    has gets advantage 0. Turns as actions follow Zhou et al., 2024 (arXiv 2402.19446). Rewards at
-    turns follow Zeng et al., 2025 (arXiv 2505.11821), who normalize the reward of each turn; this
-    function normalizes the discounted sums.
+    over the assistant turns k, where r_k is the sum of `token_rewards` in turn k. The baseline and
+    the scale of turn k come from those completions of the group that have a turn k. Whether a
+    completion has a turn k is known before the action of the turn, so this selection adds no bias.
+    A turn that no other completion of the group has gets the advantage 0. Turns as actions follow
+    Zhou et al., 2024 (arXiv 2402.19446). Rewards at turns follow Zeng et al., 2025 (arXiv
+    2505.11821), who normalize the reward of each turn; here, the discounted sums are normalized.
     """
     acts_T, rewards_T = _episodes(batch, algorithm)
     turn_T, num_turns = torch.zeros_like(batch.row_T), 1
     if batch.turn_T is not None:
         turn_T, num_turns = batch.turn_T, int(batch.turn_T.max()) + 1
-    # The axis U enumerates the turns of all rows; rows with fewer turns leave empty entries.
+    # The axis U counts the turns of all rows; rows with fewer turns have empty entries.
     place_T = batch.row_T * num_turns + turn_T
     row_U = torch.arange(batch.num_rows, device=batch.device).repeat_interleave(num_turns)
     number_U = torch.arange(num_turns, device=batch.device).repeat(batch.num_rows)
@@ -212,9 +213,8 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
     returns_T = discounted_to_go(rewards_T, row_T, num_rows, acts_T, algorithm.gamma)
     if not algorithm.group_relative:
         return returns_T
-    # Only the return from a row's first token is compared with the siblings' returns.
-    # The returns from later tokens have no counterpart in the siblings, because rows differ in
-    # length.
+    # Only the return from the first token of a row is compared with those of its group.
+    # Rows differ in length, so returns from later tokens have no counterpart in other rows.
     before_T = acts_T.long().cumsum(0) - acts_T.long()
     length_R = row_sums(acts_T.long(), row_T, num_rows)
     first_T = acts_T & (before_T == (length_R.cumsum(0) - length_R)[row_T])
@@ -231,20 +231,20 @@ def _to_go(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def _by_critic(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return generalized advantage estimates and the critic's target returns, [T] each."""
+    """Return generalized advantage estimates and the target returns of the critic, [T] each."""
     values_T = batch.values_T
     if values_T is None:
         raise ValueError("credit 'gae' needs a batch with a critic's values")
     acts_T, rewards_T = _episodes(batch, algorithm)
     rates = (algorithm.gamma, algorithm.gae_lambda)
     advantages_T = gae_advantages(rewards_T, values_T, batch.row_T, batch.num_rows, acts_T, *rates)
-    # The critic's target is the lambda return: advantage plus the old value.
+    # The critic's target is the lambda return: the advantage plus the old value.
     returns_T = torch.where(acts_T, advantages_T + values_T.double(), 0.0).float()
     return advantages_T, returns_T
 
 
 def _episodes(batch: Batch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Return the action mask of judged completions, [T] bool, and the token rewards, [T]."""
+    """Return the mask of actions in judged completions, [T] bool, and the token rewards, [T]."""
     acts_T = batch.sampled_T & judged_rows(batch)[batch.row_T]
     return acts_T, _whitened_rewards(token_rewards(batch, algorithm), acts_T, algorithm)
 
@@ -277,17 +277,18 @@ def _relative_to_group(
 
 
 def whiten(values_T: Tensor, mask_T: Tensor, *, shift: bool = True) -> Tensor:
-    """Return (v - mean) / sqrt(var + 1e-8) over the masked-in values, [T] float64; 0 elsewhere.
+    """Return (v - mean) / sqrt(var + 1e-8) over the values inside the mask, [T] float64; 0 at other
+    tokens.
 
-    With ``shift=False`` the mean is added back, so that only deviations are scaled (Ziegler et al.,
-    2019, reward whitening in their code). var is the sample variance, sum (v - mean)^2 / (n - 1).
-    Equal values have deviations of exactly 0.
+    With ``shift=False`` the mean is added back, so that only deviations are scaled, as in the
+    reward whitening of Ziegler et al., 2019 (in their code). var is the sample variance, sum (v -
+    mean)^2 / (n - 1). Equal values have deviations of exactly 0.
     """
     chosen_N = values_T[mask_T].double()
     if len(chosen_N) == 0:
         return torch.zeros_like(values_T, dtype=torch.float64)
     lowest = chosen_N.min()
-    # The minimum is subtracted instead of the mean, because this makes equal values exactly 0.
+    # With the minimum subtracted instead of the mean, equal values become exactly 0.
     above_N = chosen_N - lowest
     deviation_N = above_N - above_N.mean()
     variance = deviation_N.square().sum() / max(1, len(chosen_N) - 1)

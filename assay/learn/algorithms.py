@@ -1,9 +1,9 @@
-"""Presets of algorithms and of preference methods, each with its paper.
+"""Presets of RL algorithms and of preference methods, each with its paper.
 
-A new algorithm needs only a new preset in the table. `rewards` (reward terms), `advantages`
-(credit, baseline, scale) and `losses` (surrogate, KL, aggregation) implement the fields of an
-algorithm preset. `preference_losses` implements the fields of a preference preset.
-`assay.config.algorithm` and `assay.config.preference` define the fields.
+A new algorithm only needs a new preset in this table. `rewards` (reward terms), `advantages`
+(credit, baseline, scale) and `losses` (surrogate, KL, aggregation) implement the fields of a
+preset. `preference_losses` implements the fields of a preset of a preference method.
+`assay.config.algorithm` and `assay.config.preference` define the fields of presets.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ PREFERENCES = read_rows(Preference, Path(__file__).with_name("preferences.toml")
 
 
 def algorithm(name: str, **overrides: Any) -> Algorithm:
-    """Return an algorithm preset, or the object ``package.module:object``, with fields replaced.
+    """Return an algorithm preset, or the object ``package.module:object``, with some fields
+    replaced.
 
-    An override of None keeps the preset's value. Raises ConfigError for an unknown name or field,
-    for a dynamic weight that starts at 0, and for a credit that removes the preset's critic without
-    a baseline in its place.
+    An override of None keeps the value of the preset. Raises ConfigError for an unknown name or
+    field, for a dynamic weight that starts at 0, and for a credit that removes the preset's critic
+    without adding a baseline.
     """
     row = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, overrides)
     own = choose_row(ALGORITHMS, Algorithm, "algorithm.name", name, {})
-    # Without this check, the preset ppo with another credit would train without critic and
-    # baseline.
+    # Without a check, the preset ppo with another credit would train without any baseline.
     if own.has_critic and not row.has_critic and overrides.get("baseline") is None:
         found = f"{row.credit!r}, which removes the critic of {row.name} and leaves no baseline"
         remedy = "or choose a method with a baseline, as rloo"
         accepted = "'gae', or set algorithm.baseline too (none for no baseline)"
         raise ConfigError(message("algorithm.credit", found, accepted, remedy))
-    # The controllers of dynamic weights multiply the weight, so a weight of 0 would stay 0.
+    # Controllers multiply a dynamic weight by a factor, so a weight of 0 would stay 0.
     for target, weight in (("kl_target", "kl_weight"), ("penalty_target", "penalty_weight")):
         if getattr(row, target) is not None and not getattr(row, weight):
             found = f"{getattr(row, target)}, with a {weight} of 0 to start from"
@@ -49,16 +49,16 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
 
 
 def preference(name: str, **overrides: Any) -> Preference:
-    """Return a preference preset. Return a preference preset; arguments and errors are those of
+    """Return a preference preset. Return a preference preset; the arguments and errors are those of
     `algorithm`."""
     return choose_row(PREFERENCES, Preference, "preference.method", name, overrides)
 
 
 def for_generator(row: Algorithm, exact: bool) -> Algorithm:
-    """Return the preset with the importance cap that the generator requires.
+    """Return the preset with the importance cap that the generator makes necessary.
 
-    exact: the generator's log-probabilities equal the learner's. If ``exact`` is False, tokens get
-    importance weights capped at `IMPORTANCE_CAP`, or at the preset's own cap.
+    exact: whether the generator's log-probabilities equal the learner's. If ``exact`` is False,
+    tokens get importance weights, capped at `IMPORTANCE_CAP` or at the preset's own cap.
     """
     if exact or row.importance_cap is not None:
         return row
@@ -68,7 +68,8 @@ def for_generator(row: Algorithm, exact: bool) -> Algorithm:
 def check_teaching_ahead(row: Algorithm, steps_ahead: int) -> None:
     """Raise ConfigError if a teacher's KL would be a loss over tokens of older policies.
 
-    Importance weights correct the surrogate only. A KL in the reward is part of the surrogate.
+    Importance weights correct only the surrogate, not a KL in the loss. A KL in the reward is part
+    of the surrogate, unlike a KL in the loss.
     """
     if steps_ahead and row.kl_in_loss:
         found = f"{steps_ahead} with a [teacher] whose KL is in the loss of {row.name}"
@@ -78,7 +79,9 @@ def check_teaching_ahead(row: Algorithm, steps_ahead: int) -> None:
 
 
 def describe(row: Algorithm) -> str:
-    """Format the preset's non-default fields as a comma-separated list of ``field = value``."""
+    """Format the fields of a preset that differ from their default, as ``field = value`` separated
+    by commas.
+    """
     parts: list[str] = []
     for field in fields(row):
         value = getattr(row, field.name)
@@ -88,7 +91,7 @@ def describe(row: Algorithm) -> str:
 
 
 def check_group_size(row: Algorithm, group_size: int) -> None:
-    """Raise ConfigError if a group is too small for a group-relative method."""
+    """Raise ConfigError if the group size is too small for a group-relative method."""
     if group_size < row.min_siblings:
         raise ConfigError(
             message(

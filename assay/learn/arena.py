@@ -1,4 +1,4 @@
-"""Memory for optimizer tensors: one block per device, one tensor per parameter."""
+"""Memory for optimizer tensors: one block per device, with one tensor per parameter."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# In elements. Tensors at multiples of this offset never share a cache line.
+# In elements.
+# Tensors whose offsets are multiples of this number never share a cache line.
 ALIGNMENT = 64
 
 
 class Arena:
-    """Allocates one zeroed contiguous tensor per parameter from one block per device.
+    """Allocates one zeroed contiguous tensor per parameter, from one memory block per device.
 
-    A block is allocated on first use. The operating system commits a large block page by page on
-    write and reclaims it whole. Hundreds of separate tensors, interleaved with activations, would
-    fragment memory.
+    A memory block is allocated when its first tensor is needed. The operating system commits a
+    large block page by page when it is written, and reclaims it whole. Hundreds of separate
+    tensors, interleaved with activations, would fragment memory.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -32,8 +33,8 @@ class Arena:
             self._sizes[parameter.device] = first + room
 
     def take(self, name: str) -> Tensor:
-        """Return the tensor of one parameter. Repeated calls with one name return the same
-        memory."""
+        """Return the tensor that belongs to one parameter. Repeated calls with the same name return
+        the same memory."""
         device, first = self._places[name]
         if device not in self._blocks:
             size = self._sizes[device]
@@ -42,6 +43,5 @@ class Arena:
         return self._blocks[device][first : first + shape.numel()].view(shape)
 
     def drop(self) -> None:
-        """Drop the blocks. The memory of a block is freed when the block's last tensor is
-        released."""
+        """Drop the blocks. The memory of a block is freed once its last tensor is released."""
         self._blocks.clear()

@@ -1,4 +1,6 @@
-"""Learner protocol: groups, verdicts and advantages in, a policy update out."""
+"""Learner protocol: groups, verdicts and advantages are the input, and an update of the policy is
+the output.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Update:
 
 
 class Learner(Protocol):
-    """Protocol of learners that train a policy with an algorithm preset."""
+    """Protocol of learners, which train a policy with an algorithm preset."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -45,9 +47,10 @@ class Learner(Protocol):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Pack the groups and add the log-probabilities and values that advantages need.
+        """Pack the groups into a batch, and add the log-probabilities and values from which
+        advantages are computed.
 
-        temperature: sampling temperature of the groups.
+        temperature: temperature at which the groups were sampled.
         """
         ...
 
@@ -56,11 +59,11 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """Return the current policy weights for a generator."""
+        """Return the current weights of the policy for a generator."""
         ...
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy and all state that training needs to resume."""
+        """Write the policy, and all state that training needs to resume."""
         ...
 
     def load_state(self, folder: Path) -> None:
@@ -71,7 +74,7 @@ class Learner(Protocol):
 def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
     """Return optimizer metrics averaged over the steps of one update.
 
-    ``optimizer/grad_norm`` is the norm before clipping.
+    ``optimizer/grad_norm`` is the gradient norm before clipping.
     """
     metrics: dict[str, float] = {}
     taken = [report for report in steps if not report.skipped]
@@ -84,10 +87,10 @@ def step_metrics(steps: Sequence[StepReport]) -> dict[str, float]:
 
 
 def to_floats(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return scalars as floats, sorted by name, in one transfer."""
+    """Return scalars as floats, sorted by name, with one transfer from the device."""
     if not values:
         return {}
-    # Reading each scalar separately would wait for the device each time.
+    # Reading each scalar separately would wait for the device once per scalar.
     names = sorted(values)
     numbers = torch.stack([values[name].double() for name in names]).tolist()
     return dict(zip(names, numbers, strict=True))

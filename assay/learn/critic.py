@@ -1,9 +1,9 @@
-"""The critic: state values at each token, and their training.
+"""The critic: the values of the states at each token, and the training of the critic.
 
-A critic has its own layers (`ValueModel`) or a head on the policy's layers (`ValueHead`). A critic
-with its own layers has separate forward and backward passes and separate optimizer steps. The loss
-of a shared critic is added to the policy loss: one backward pass serves both losses, and only the
-head has its own optimizer.
+A critic has its own layers (`ValueModel`), or is a head on the policy's layers (`ValueHead`). A
+critic with its own layers has its own forward and backward passes, and its own optimizer steps. The
+loss of a critic that shares the policy's layers is added to the policy loss: one backward pass
+serves both losses, and only the head has its own optimizer.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ def value_loss(
         loss = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2).
 
     This is PPO's value loss (Schulman et al., 2017, equation 9). The clip follows the code of the
-    PPO authors, Ouyang et al., 2022, and its reproduction (Huang et al., 2024, detail 20).
+    PPO authors, Ouyang et al., 2022, and the reproduction by Huang et al., 2024 (detail 20).
     Gradients flow through values_T only.
     """
     squares_T = (values_T - returns_T).square()
     clipped_T = torch.zeros_like(squares_T, dtype=torch.bool)
     if value_clip is not None:
         moved_T = (values_T - old_values_T).clamp(-value_clip, value_clip)
-        # The larger of the two losses is taken, as in PPO's ratio clip: a clip never reduces the
-        # loss.
+        # As in PPO's ratio clip, the larger loss is taken, so that a clip never reduces the loss.
         bounded_T = (old_values_T + moved_T - returns_T).square()
         clipped_T = (bounded_T > squares_T).detach()
         squares_T = torch.maximum(squares_T, bounded_T)
@@ -58,9 +57,10 @@ def value_loss(
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
-    """Return 1 - Var(R - V) / Var(R), or None if R is constant.
+    """Return the explained variance 1 - Var(R - V) / Var(R), or None if R is constant.
 
-    1 means perfect prediction. A value of 0 means that the critic is no better than a constant.
+    1 means perfect prediction. An explained variance of 0 means that the critic is no better than a
+    constant.
     """
     if len(returns_N) < 2:
         return None
@@ -72,13 +72,13 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float | None:
 
 
 class Critic:
-    """State values from a separate value model or from a head on the policy.
+    """Values of states, from a separate value model or from a head on the policy.
 
     model: a `ValueModel`, or a `ValueHead` on the policy.
-    passes: forward/backward runner of the policy.
-    warmup_steps: number of batches that train the critic only.
+    passes: runner of the policy's forward and backward passes.
+    warmup_steps: number of first batches on which only the critic is trained.
 
-    ``num_updates`` counts the batches that trained the critic.
+    ``num_updates`` counts the batches on which the critic was trained.
     """
 
     def __init__(
@@ -107,10 +107,10 @@ class Critic:
         total_steps: int,
         start: ValueModel | None = None,
     ) -> Critic:
-        """Construct the configured critic for the policy of ``passes``.
+        """Construct the configured critic for the policy that ``passes`` runs.
 
         optimizer: optimizer settings of the policy. Settings in ``config`` override them.
-        start: initial value model of a critic with its own layers; None: a copy of the policy.
+        start: initial value model of a critic with its own layers; None means a copy of the policy.
         """
         if config.backbone == "shared":
             model = ValueHead(width_of(passes.policy), passes.device)
@@ -125,21 +125,21 @@ class Critic:
 
     @property
     def shared(self) -> bool:
-        """Whether the critic is a head on the policy's layers."""
+        """Whether the critic is a head on the layers of the policy."""
         return self.own is None
 
     @property
     def warms_up(self) -> bool:
-        """Whether the next batch trains the critic only."""
+        """Whether the next batch trains only the critic."""
         return self.num_updates < self.warmup_steps
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
-        """Return the value of the state before each token, [T] float32."""
+        """Return the value of the state before each token, [T] in float32."""
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
         for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
-        # On this rank the tokens of other ranks are 0, so the sum is exact.
+        # At the tokens of other ranks, the values of this rank are 0, so their sum is exact.
         self.passes.ranks.add([values_T])
         return values_T
 
@@ -148,8 +148,7 @@ class Critic:
         place = folder / FOLDER
         place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
-            # The head is written into the score layer, so that the saved folder also loads as a
-            # reward model.
+            # The head is written into the score layer: the folder loads as a reward model, too.
             self.own.write_score()
             self.passes.save_state(place)
         else:
@@ -167,14 +166,14 @@ class Critic:
 
 
 class CriticUpdate:
-    """One critic update: the loss, the optimizer steps and the metrics of one batch.
+    """One update of the critic: the loss, the optimizer steps and the metrics for one batch.
 
-    pulled: whether the policy trains on the same batch.
+    pulled: whether the policy is trained on the same batch.
 
-    The attribute ``joins`` tells whether the critic's loss is added to the policy loss, which needs
-        shared layers.
-    ``is_known``: whether the values before the update already equal the returns, so that the critic
-        takes no step of its own.
+    ``joins`` says whether the critic's loss is added to the policy loss, which requires shared
+        layers.
+    ``is_known`` says whether the values already equal the returns before the update, so that the
+        critic takes no step of its own.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class CriticUpdate:
         self.mask_T = advantages.mask_T
         shared = critic.shared and not critic.warms_up
         # Before the first nonzero reward, a critic that starts at 0 predicts the returns exactly.
-        # A step without gradient would move weights only by momentum and decay.
+        # A step without a gradient would move the weights only by momentum and weight decay.
         foreseen = not bool((self.mask_T & (self.returns_T != self.old_values_T)).any())
         self.is_known = foreseen and not (shared and pulled)
         self.joins = shared and not self.is_known
@@ -205,20 +204,19 @@ class CriticUpdate:
         self._reports: list[StepReport] = []
 
     def turn_to(self, groups: Sequence[int]) -> None:
-        """Select the groups of the next optimizer step. The step's loss is the mean over the tokens
-        of these groups."""
+        """Select the groups of the next optimizer step of the critic. The loss of the critic's step
+        is the mean over the tokens of these groups."""
         batch = self.batch
         mask_T = self.mask_T & tokens_of(batch, groups)
         self._groups = [] if self.is_known else sorted(groups_with(batch, mask_T))
-        # In the critic's loss every state counts equally, whatever aggregation the policy loss
-        # uses.
+        # In the critic's loss all states count equally, however the policy loss is aggregated.
         weights_T = token_weights(mask_T, batch.row_T, batch.num_rows, "token_mean")
         self._weights_T = weights_T.float()
 
     def joint_loss(self, micro_batch: MicroBatch, stats: TokenStats) -> Tensor | float:
-        """Return the value loss to add to the policy loss of a micro-batch.
+        """Return the value loss that is added to the policy loss of a micro-batch.
 
-        The loss is 0 if the critic trains separately.
+        The value loss is 0 if the critic is trained separately.
         """
         if not self.joins:
             return 0.0
@@ -228,16 +226,16 @@ class CriticUpdate:
     def step(self, policy_stepped: bool) -> None:
         """Take one optimizer step.
 
-        A joint update uses the gradients that the policy's backward pass computed. A separate
-        update runs its own passes; it trains only the head if the critic shares the policy's
-        layers.
+        A joint update of policy and critic uses the gradients of the policy's backward pass. A
+        separate update of the critic runs its own passes; if the critic shares the policy's layers,
+        it trains only the head.
         """
         critic, passes = self.critic, self.critic.passes
         if not self.joins:
             micro_batches = passes.split(self.batch, self._groups) if self._groups else []
             for micro_batch in passes.clock.each(micro_batches, "critic"):
                 with passes.recomputed():
-                    # During a shared critic's warm-up only the head learns, without the layers.
+                    # During a shared critic's warm-up, only the head learns, not the layers.
                     with torch.set_grad_enabled(not critic.shared):
                         hidden_TD = passes.hidden(micro_batch)
                     self._loss(critic.head(hidden_TD), micro_batch.token_index_T).backward()
@@ -245,11 +243,11 @@ class CriticUpdate:
             self._reports.append(critic.optimizer.step())
 
     def finish(self) -> dict[str, float]:
-        """End the critic update and return its metrics.
+        """End the update of the critic, and return its metrics.
 
-        Value metrics and explained variance use the values before the update.
+        The value metrics and the explained variance use the values before the update.
         """
-        # If the policy did not step, a joint loss has left gradients in the critic's optimizer.
+        # If the policy took no step, a joint loss has left gradients in the critic's optimizer.
         self.critic.optimizer.zero_grad()
         self.critic.num_updates += not self.is_known
         ranks = self.critic.passes.ranks
@@ -276,7 +274,7 @@ class CriticUpdate:
         return metrics
 
     def _loss(self, values_T: Tensor, index_T: Tensor) -> Tensor:
-        """Return the value loss of the tokens at ``index_T``, with gradient."""
+        """Return the value loss of the tokens at the indices ``index_T``, with gradient."""
         weights_T = self._weights_T[index_T]
         old = (self.old_values_T[index_T], self.returns_T[index_T], weights_T)
         loss, clipped_T = value_loss(values_T, *old, self.algorithm.value_clip)

@@ -11,11 +11,12 @@ HALF = 16
 
 
 def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
-    """Write to ``out`` the float32 numbers of halves ``upper`` (bfloat16) and ``lower`` (int16).
+    """Write to ``out`` the float32 numbers whose halves are ``upper`` (bfloat16) and ``lower``
+    (int16).
 
-    The bits are (upper << 16) + lower.
+    The bits of a number are (upper << 16) + lower.
     """
-    # The half `lower` is signed, because the rounded half `upper` may exceed the number.
+    # The half `lower` is signed, because the half `upper` is rounded and may exceed the number.
     out.copy_(upper)
     out.view(torch.int32).add_(lower)
 
@@ -23,8 +24,8 @@ def join_halves(upper: Tensor, lower: Tensor, out: Tensor) -> None:
 def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -> None:
     """Split float32 ``numbers`` into ``upper`` (bfloat16) and ``lower`` (int16) without loss.
 
-    ``upper`` is the nearest bfloat16, with ties rounded away from zero. Rounding ties to even would
-    leave differences of +32768, which int16 cannot represent. The argument ``spare`` is an int32
+    ``upper`` is the nearest bfloat16 number; ties are rounded away from zero. If ties were rounded
+    to even, differences of +32768 would remain, which int16 cannot represent. ``spare``: int32
     buffer of the same shape, which is overwritten.
     """
     bits = numbers.view(torch.int32)
@@ -37,38 +38,40 @@ def split_halves(numbers: Tensor, upper: Tensor, lower: Tensor, spare: Tensor) -
 def round_randomly(numbers: Tensor, noise: Tensor, out: Tensor) -> None:
     """Round float32 ``numbers`` stochastically to ``out`` (bfloat16).
 
-    The probability of rounding away from zero is the fraction of the interval between the two
-    neighbors, so the expectation is exact. ``noise`` (int32, uniform in 0..65535) is added to the
-    discarded bits. ``numbers`` is overwritten.
+    The probability of rounding away from zero is the position of the number between its two
+    bfloat16 neighbors, so the expectation is exact. ``noise`` (int32, uniform in 0..65535) is added
+    to the discarded bits. ``numbers`` is overwritten.
     """
     bits = numbers.view(torch.int32).add_(noise)
     out.view(torch.int16).copy_(bits.bitwise_right_shift_(HALF))
 
 
 def noise_key(name: str, step: int) -> int:
-    """Return the 32-bit key of one parameter's noise at one step."""
+    """Return a 32-bit key for the noise of one parameter at one step."""
     return zlib.crc32(f"{name}|{step}".encode())
 
 
 def fill_noise(out: Tensor, first: int, key: int, spare: Tensor) -> None:
-    """Fill ``out`` (int32) with 32 random bits per element, a function of (key, index) only.
+    """Fill ``out`` (int32) with 32 random bits per element, which depend only on (key, index).
 
-    Element indices start at ``first``, so that noise does not depend on the split of a tensor. The
-    mixing function is MurmurHash3's finalizer (Appleby, public domain). ``spare``: int32 buffer of
-    the same shape, which is overwritten.
+    The indices of the elements start at ``first``, so that the noise does not depend on the split
+    of a tensor into pieces. The bits are mixed by the finalizer of MurmurHash3 (Appleby, public
+    domain). ``spare``: int32 buffer of the same shape, which is overwritten.
     """
-    # The element's index determines its noise, so the noise is independent of a tensor's split.
+    # The index of an element determines its noise, however the tensor is split into pieces.
     torch.arange(first, first + out.numel(), out=out.view(-1))
     out.mul_(_signed(0x9E3779B1)).bitwise_xor_(_signed(key))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         torch.bitwise_right_shift(out, shift, out=spare)
-        # torch shifts int32 arithmetically; the mask removes the copies of the sign bit.
+        # torch shifts int32 with its sign; the mask removes the copies of the sign bit.
         out.bitwise_xor_(spare.bitwise_and_((1 << (32 - shift)) - 1))
         out.mul_(_signed(factor))
 
 
 def split_noise(noise: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two numbers in 0..65535 per 32 bits of ``noise``. Both arguments are overwritten."""
+    """Return two numbers between 0 and 65535 for each 32 bits of ``noise``. Both arguments are
+    overwritten.
+    """
     torch.bitwise_right_shift(noise, HALF, out=spare)
     return noise.bitwise_and_((1 << HALF) - 1), spare.bitwise_and_((1 << HALF) - 1)
 

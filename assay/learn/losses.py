@@ -1,7 +1,8 @@
-"""Policy losses as flat functions over packed tokens.
+"""Policy losses as plain functions over packed tokens.
 
-A loss is a weighted sum over tokens. The weights contain the whole normalization and are computed
-once for all tokens of an optimizer step, so that the losses of the step's micro-batches add up:
+A policy loss is a weighted sum over tokens. The weights contain the whole normalization and are
+computed once for all tokens of an optimizer step, so that the losses of the step's micro-batches
+add up:
 
     L = sum_t w_t [ surrogate_t + kl_weight KL_t + penalty_weight KL(old || new)_t
                     - entropy_weight H_t ]
@@ -33,12 +34,12 @@ from assay.model.packing import Batch
 class LossParts:
     """A policy loss and its terms. Only ``loss`` has a gradient.
 
-    policy, kl, entropy, penalty: weighted sums of the four terms, each without its own weight. kl
-        and entropy are 0 if the loss has no such term. penalty is always measured.
-    ratio_T: ratio at the algorithm's ratio level.
-    clipped_T: mask of tokens without gradient because of a clip, or with a clipped weight under
-        ``cispo``.
-    old_kl_T: estimate of KL(old || new) per token.
+    policy, kl, entropy, penalty: weighted sums of the four terms, without the weight of the term.
+        kl and entropy are 0 if the loss has no such term. penalty is always measured.
+    ratio_T: ratio of new to old policy, at the ratio level of the algorithm.
+    clipped_T: mask of tokens that have no gradient because of a clip or, under ``cispo``, have a
+        clipped weight.
+    old_kl_T: estimate of KL(old || new) for each token.
     """
 
     loss: Tensor
@@ -67,15 +68,15 @@ def policy_loss(
 
     With ``weights_T`` from `token_weights`, the loss is DeepSeekMath equation 3 (negated) for
     ``sequence_mean`` and surrogate ``clip``, DAPO equation 8 for ``token_mean``, and PPO equation 8
-    for surrogate ``ratio`` and a penalty. The factor c_t is 1, or `importance_weight` under
-    ``importance_cap``. The other terms have no importance weight: for tokens of another
-    distribution, their expectations are over that distribution.
+    for surrogate ``ratio`` and a penalty. The factor c_t is 1, or is given by `importance_weight`
+    if ``importance_cap`` is set. Other terms than the surrogate have no importance weight: for
+    tokens of another distribution, their expectations are over that distribution.
 
-    logprobs_T, entropy_T: with gradient; the other tensors are constants. An entropy bonus requires
-        entropy_T.
-    batch: batch of these tokens. Sequence-level ratios need whole rows. ``importance_cap`` needs
-        the batch's behavior log-probabilities. A KL in the loss needs the batch's reference
-        log-probabilities; the batch's ``kl_factor_R`` multiplies KL_t.
+    logprobs_T, entropy_T: tensors with gradient; all other tensors are constants. An entropy bonus
+        requires entropy_T.
+    batch: batch of these tokens. Sequence-level ratios need whole rows. ``importance_cap`` requires
+        the behavior log-probabilities of the batch. A KL in the loss requires the reference
+        log-probabilities of the batch; ``kl_factor_R`` of the batch multiplies KL_t.
     """
     log_ratio_T = log_ratio(logprobs_T, old_logprobs_T)
     surrogate_T, ratio_T, clipped_T = _surrogate(
@@ -95,8 +96,8 @@ def policy_loss(
             kl_T = kl_T * batch.kl_factor_R[batch.row_T]
         kl = (weights_T * kl_T).sum()
         loss = loss + algorithm.kl_weight * kl
-    # The KL to the old policy is a metric of every algorithm, but few losses contain it as a term.
-    # If the loss has no penalty, the metric is computed without a graph for the backward pass.
+    # KL(old || new) is a metric of every algorithm, but only few losses have it as a term.
+    # If the loss has no such term, the metric is computed without a graph for backward.
     with torch.set_grad_enabled(algorithm.penalty_weight > 0 and torch.is_grad_enabled()):
         old_kl_T = torch.expm1(log_ratio_T) - log_ratio_T
         penalty = (weights_T * old_kl_T).sum()
@@ -125,7 +126,8 @@ def _surrogate(
     algorithm: Algorithm,
     batch: Batch | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (surrogate of the algorithm, its ratio, mask of active clips), [T] each."""
+    """Return (surrogate of the algorithm, its ratio, mask of tokens with an active clip), [T]
+    each."""
     leveled_T = leveled_log_ratio(log_ratio_T, algorithm.ratio_level, batch)
     ratio_T = torch.exp(leveled_T)
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -155,9 +157,9 @@ def gains_where_first_met(
     algorithm: Algorithm,
     batch: Batch | None = None,
 ) -> Gains | None:
-    """Return the gradient of `policy_loss` by log-probabilities and entropy at the old policy.
+    """Return the gradient of `policy_loss` by log-probabilities and entropy, at the old policy.
 
-    At the old policy every ratio is 1, so the gradient is known before the forward pass. Returns
+    At the old policy, every ratio is 1, so this gradient is known before the forward pass. Returns
     None if the gradient also depends on the reference (a KL in the loss) or on the generator
     (``importance_cap``).
     """
@@ -175,18 +177,19 @@ def gains_where_first_met(
 
 
 def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
-    """Return a per-token estimate of KL(policy || reference) from policy samples, [T].
+    """Return an estimate of KL(policy || reference) for each token, from samples of the policy,
+    [T].
 
     With d = logprobs - ref_logprobs (Schulman 2020, Approximating KL Divergence):
 
-        k1 = d is unbiased. As a loss, k1 has an expected gradient of zero. k2 = d^2 / 2 is biased.
-        As a loss, k2 has the expected gradient of KL(policy || reference). Under k2, the value of d
-        is bounded, but the bound does not cut the gradient. k3 = exp(-d) - 1 + d is unbiased and >=
-        0 (DeepSeekMath equation 4). As a loss, k3 has the expected gradient of KL(reference ||
-        policy).
+        k1 = d is unbiased. As a loss, k1 has the expected gradient zero. The estimator k2 = d^2 / 2
+        is biased. As a loss, k2 has the expected gradient of KL(policy || reference). Under k2, the
+        value of d is limited, but the limit does not cut off the gradient. The estimator k3 =
+        exp(-d) - 1 + d is unbiased and >= 0 (DeepSeekMath equation 4). As a loss, k3 has the
+        expected gradient of KL(reference || policy).
 
-    A teacher with another tokenizer scores spans of tokens. For a span, d is the difference of the
-    span's log-probabilities at its last token, and 0 at its other tokens.
+    A teacher with another tokenizer scores spans of several tokens. For a span, d is the difference
+    of the span's log-probabilities at the last token of the span, and 0 at its other tokens.
     """
     spans_T = _span_logprobs(logprobs_T, ~ref_logprobs_T.isnan())
     is_scored_T = ref_logprobs_T < torch.inf
@@ -195,15 +198,16 @@ def kl_estimate(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimat
     if estimator == "k1":
         return difference_T
     if estimator == "k2":
-        # Only the value of the divergence is bounded: a token that a teacher never generates must
-        # keep its gradient.
+        # A token that a teacher never generates must keep its gradient: only the value is limited.
         bounded_T = difference_T.detach()
         return 0.5 * bounded_T.square() + bounded_T * (spans_T - spans_T.detach())
     return torch.expm1(-difference_T) + difference_T
 
 
 def _span_logprobs(logprobs_T: Tensor, ends_T: Tensor) -> Tensor:
-    """Return the sum over each token's span, [T]. ends_T: mask of last tokens of spans."""
+    """Return, at each token, the sum over the span to which it belongs, [T]. ends_T: mask of the
+    last tokens of spans.
+    """
     span_T = ends_T.long().cumsum(0) - ends_T.long()
     return of_rows(row_sums(logprobs_T, span_T, len(span_T) + 1), span_T)
 
@@ -220,25 +224,26 @@ def token_weights(
 ) -> Tensor:
     """Return the weight of each token in the loss, [T] float64; 0 outside ``loss_mask_T``.
 
-    N_r is the number of counted tokens in row r, s_r is the share of row r, and S is the sum of s_r
-    over rows with counted tokens.
+    In the following formulas, N_r is the number of counted tokens in row r, s_r is the share of row
+    r, and S is the sum of s_r over rows with counted tokens.
 
         sequence_mean: s_r / (S N_r) (GRPO, DeepSeekMath equation 3).
         token_mean: s_r / sum_r s_r N_r (DAPO equation 8, over the whole optimizer step).
         constant_length: s_r / (S constant_length) (Liu et al., 2025, listing 1). With
-            constant_length = 1 the loss is a plain sum.
+            constant_length = 1, the loss is a plain sum over tokens.
 
-    counted_T: mask of tokens that count in the normalizers; None: the loss mask.
-    share_R: relative weight of each row; None: 1, and S is the number of rows.
+    counted_T: mask of the tokens that count in the normalizers; None means the loss mask.
+    share_R: relative weight of each row; None means 1 for every row, so that S is the number of
+    rows.
 
-    The normalizers cover all tokens in the arguments, so pass all tokens of one optimizer step at
-    once.
+    The normalizers cover all tokens in the arguments, so all tokens of one optimizer step must be
+    passed in one call.
     """
     counted_T = (loss_mask_T if counted_T is None else counted_T).to(torch.float64)
     share_R = counted_T.new_ones(num_rows) if share_R is None else share_R
     weights_T = loss_mask_T.to(torch.float64) * share_R[row_T]
     length_R = row_sums(counted_T, row_T, num_rows)
-    # If no token is counted, all weights are 0, and the clamps only prevent a division by 0.
+    # If no token is counted, all weights are 0, and the clamp only prevents a division by 0.
     if aggregation == "token_mean":
         return weights_T / (share_R * length_R).sum().clamp(min=1)
     shares = torch.where(length_R > 0, share_R, 0.0).sum().clamp(min=1)

@@ -1,5 +1,5 @@
-"""Metrics of an update. Metrics of a policy update; tensors stay on their device until all metrics
-are computed."""
+"""Metrics of an update. Metrics of a policy update; all tensors stay on their device until the
+metrics are computed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ LOSS_PARTS = ("loss/total", "loss/policy", "loss/kl", "loss/entropy")
 
 
 def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
-    """Return the metrics of an update. Metrics without data are omitted.
+    """Return the metrics of a policy update. Metrics without data are omitted.
 
-    Ratio and clip fraction cover the tokens that carry gradient, in all epochs. Entropy, mismatch
-    and the KL to the reference cover all sampled tokens, at the first forward pass of each token in
-    the update. The KL to the reference uses the k3 estimator, whatever estimator the loss uses, and
-    skips tokens without a teacher score. KL(old || new) covers the trained tokens. KL(old || new)
-    is omitted if no optimizer step preceded its measurement.
+    The ratio and the clip fraction cover the tokens that carry gradient, in all epochs. Entropy,
+    mismatch and the KL to the reference cover all sampled tokens, at the first forward pass of each
+    token in the update. The metric of the KL to the reference uses the k3 estimator, whatever
+    estimator the loss uses, and skips tokens without a teacher score. The metric KL(old || new)
+    covers the trained tokens. KL(old || new) is omitted if no optimizer step preceded the
+    measurement.
     """
     batch, mask_T = seen.batch, seen.advantages.mask_T
     sampled_T, think_T = batch.sampled_T, batch.think_T
-    # After an early stop of the update, some tokens had no forward pass.
+    # After an early stop of the update, some tokens have had no forward pass.
     met_T = sampled_T & seen.met_T
     mismatch_T = (batch.behavior_logprobs_T - seen.old_logprobs_T).abs()[sampled_T]
     values = {
@@ -44,7 +45,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
     if batch.ref_logprobs_T is not None:
         kl_T = kl_estimate(seen.first_logprobs_T, batch.ref_logprobs_T, "k3")
         unheard_T = batch.ref_logprobs_T == torch.inf
-        # Only a teacher with another tokenizer leaves tokens without a score.
+        # Only a teacher with another tokenizer leaves some tokens without a score.
         if (unheard_T | batch.ref_logprobs_T.isnan()).any():
             values["kl/unaligned"] = unheard_T[sampled_T]
             met_T = met_T & ~unheard_T
@@ -65,7 +66,7 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
         if len(ratio_T):
             extremes["ratio/max"], extremes["ratio/min"] = ratio_T.max(), ratio_T.min()
         losses = [torch.stack([p.loss, p.policy, p.kl, p.entropy]) for p, _ in seen.losses]
-        # The losses of one optimizer step's micro-batches add up, so only steps are averaged.
+        # The losses of the micro-batches of one optimizer step add up, so only steps are averaged.
         per_step = torch.stack(losses).sum(0) / max(1, len(seen.steps))
         extremes |= dict(zip(LOSS_PARTS, per_step, strict=True))
     means = {name: part.double().mean() for name, part in values.items() if len(part)}
@@ -80,15 +81,15 @@ def update_metrics(seen: PolicyUpdate) -> dict[str, float]:
 
 
 def age_metrics(batch: Batch, policy_version: int) -> dict[str, float]:
-    """Return the ages of the sampled tokens in policy versions; {} if all ages are 0.
+    """Return the ages of sampled tokens in policy versions; {} if all ages are 0.
 
-    spanning: share of completions whose tokens were sampled by several versions. age_passed,
-    age_failed: mean age of the tokens of completions that passed or failed. A difference shows that
-    difficult problems, whose completions are often long, are learned from later.
+    spanning: share of the completions whose tokens were sampled by several policy versions.
+    age_passed, age_failed: mean age of the tokens in completions that passed or failed. If these
+    ages differ, difficult problems, whose completions are often long, are learned from later.
     """
     sampled_T, num_rows = batch.sampled_T, len(batch.length_R)
     age_T = (policy_version - batch.versions_T)[sampled_T]
-    # The ages are 0, because synchronous training always samples from the newest version.
+    # Synchronous training always samples from the newest policy version, so the ages are 0.
     if not (age_T > 0).any():
         return {}
     row_T = batch.row_T[sampled_T]
@@ -119,5 +120,5 @@ def reward_metrics(batch: Batch, algorithm: Algorithm) -> dict[str, float]:
 
 def _quantile(values_T: Tensor, q: float) -> Tensor:
     """Return the smallest value v such that a share ``q`` of all values is at most v."""
-    # `torch.quantile` rejects tensors of more than 2^24 elements.
+    # `torch.quantile` does not accept tensors of more than 2^24 elements.
     return values_T.kthvalue(math.ceil(len(values_T) * q)).values

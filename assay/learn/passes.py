@@ -1,4 +1,6 @@
-"""Forward/backward runner: packed micro-batches through a trained model, for every learner."""
+"""Runner that sends packed micro-batches forward and backward through a trained model, for every
+learner.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
 # Names of the learner methods that all ranks run together.
-# All other methods of the learner run on rank 0 only.
+# All other methods of the learner run only on rank 0.
 SHARED_CALLS = (
     "score_batch",
     "update",
     "load_state",
-    # Type of the state of the preference learner and of the reward learner.
+    # Type of the state of the preference learner and of the reward model learner.
     "logprobs",
     "reference_logprobs",
     "refresh_reference",
@@ -44,24 +46,25 @@ SHARED_CALLS = (
     "look",
     "scores",
 )
-# Names of learner methods that all ranks run in addition if the weights are sharded.
+# Names of the learner methods that all ranks also run together if the weights are sharded.
 SHARDED_CALLS = ("gather", "save_state")
-# Number of elements per parameter in the checksum of `PassesLearner.digest`.
+# Number of elements per parameter that the checksum of `PassesLearner.digest` reads.
 DIGESTED = 16
 
 
 class Passes:
     """Forward/backward runner of a policy and its optimizer.
 
-    section: configuration section named in out-of-memory errors.
-    temperature: temperature of the distribution that log-probabilities refer to.
+    section: configuration section that out-of-memory errors name.
+    temperature: temperature of the distributions whose log-probabilities are computed.
     max_tokens_per_micro_batch: None: chosen by device.
-    lean: use `assay.model.lean_decoder` for supported model families.
-    tokenizer: saved with the policy, so that a checkpoint loads as a model; None: a checkpoint
-        supports `load_state` only.
-    ranks: the learner ranks that share the passes.
-    shards: the rows of the policy's weights that this rank holds; None: every rank holds all. If a
-        rank holds only some rows, the layout is plain, without the lean path.
+    lean: use `assay.model.lean_decoder` for the model families that it supports.
+    tokenizer: tokenizer that is saved with the policy, so that a checkpoint loads as a model; with
+        None, a checkpoint supports only `load_state`.
+    ranks: the learner ranks among which the passes are divided.
+    shards: rows of the policy's weights that this rank stores; None means that every rank stores
+        all rows. If a rank stores only some rows, passes use the plain layout without the lean
+        decoder.
     """
 
     def __init__(
@@ -101,8 +104,8 @@ class Passes:
 
     @contextmanager
     def open(self) -> Generator[None]:
-        """Name the micro-batch setting in out-of-memory errors, add in a fixed order, and free
-        shared buffers on exit."""
+        """Context that names the micro-batch setting in out-of-memory errors, adds in a fixed
+        order, and frees shared buffers on exit."""
         setting = f"{self.section}.max_tokens_per_micro_batch"
         try:
             with out_of_memory_names(setting), fixed_order(self.device):
@@ -115,7 +118,7 @@ class Passes:
         return self._recomputed or nullcontext()
 
     def split(self, batch: Batch, groups: Sequence[int] | None = None) -> list[MicroBatch]:
-        """Split the batch, or some of its groups, into this rank's micro-batches."""
+        """Split the batch, or some of its groups, into the micro-batches of this rank."""
         if self.ranks.divides:
             chosen = range(batch.num_groups) if groups is None else groups
             costs = batch.shape.group_tokens(self.layout)
@@ -132,10 +135,10 @@ class Passes:
         expected: Gains | None = None,
         target: Target | None = None,
     ) -> TokenStats:
-        """Return log-probabilities and entropies of a micro-batch's tokens.
+        """Return the log-probabilities and entropies of the tokens of a micro-batch.
 
-        model: model that scores the tokens; None: the policy.
-        expected: gradients of the coming backward pass, if known in advance.
+        model: model that scores the tokens; None means the policy.
+        expected: gradients that the backward pass will receive, if known in advance.
         target: distributions for a divergence.
         """
         self._return_holes(micro_batch)
@@ -165,26 +168,26 @@ class Passes:
     def each(
         self, micro_batches: Sequence[MicroBatch], what: str, part: tuple[int, int] = (0, 1)
     ) -> Generator[MicroBatch]:
-        """Yield this rank's micro-batches, as `PhaseClock.each` does.
+        """Yield the micro-batches of this rank, as `PhaseClock.each` does.
 
-        With sharded weights, a rank with fewer micro-batches takes part in the passes of others.
+        With sharded weights, a rank with fewer micro-batches still takes part in the passes of
+        other ranks.
         """
         if self.shards is None:
             yield from self.clock.each(micro_batches, what, part)
             return
         padded, empty = self.shards.aligned(micro_batches, self.device)
-        # Ranks do not end an update by the clock, because the clock would end an interrupted update
-        # in one rank, and a checkpoint needs all ranks.
+        # The clock would end an interrupted update in one rank, but a checkpoint needs all ranks.
         yield from padded
         for micro_batch in empty:
             with self.recomputed():
                 stats = self.stats(micro_batch)
                 if torch.is_grad_enabled():
-                    # In this pass, the other ranks sum their gradients too.
+                    # In the backward pass, the other ranks sum their gradients as well.
                     self.backward(0.0 * stats.logprobs_T.sum())
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss to the accumulated gradients."""
+        """Add the gradient of a loss to the accumulated gradients of the parameters."""
         with self.ranks.losing_none("a backward pass"):
             loss.backward()
 
@@ -195,7 +198,7 @@ class Passes:
         return hidden_states(self.policy, inputs, self.lean, self.optimizer.accumulator)
 
     def _return_holes(self, micro_batch: MicroBatch) -> None:
-        """Release freed activations to the system if a micro-batch would not fit into their
+        """Release freed activations to the system if the next micro-batch would not fit into their
         memory."""
         if self.device.type == "cpu" and torch.is_grad_enabled():
             self._holes.prepare_for(micro_batch.inputs(self.layout).num_tokens)
@@ -213,10 +216,10 @@ class Passes:
     def logprobs(
         self, batch: Batch, model: nn.Module | None = None, what: str = "scoring"
     ) -> Tensor:
-        """Return the log-probability of each token, [T] float32, under the policy or ``model``.
+        """Return the log-probability of each token under the policy or ``model``, [T] float32.
 
-        ``model`` may be on another device than the batch. what: name of the work that progress
-        displays show.
+        ``model`` may be on a different device than the batch. what: name of the work, which
+        progress displays show.
         """
         logprobs_T = torch.zeros_like(batch.behavior_logprobs_T)
         there = batch if model is None else batch.to(next(model.parameters()).device)
@@ -224,13 +227,15 @@ class Passes:
             stats = self.stats(micro_batch, model=model)
             index_T = micro_batch.token_index_T.to(batch.device)
             logprobs_T[index_T] = stats.logprobs_T.float().to(batch.device)
-        # This rank's result is 0 at the tokens of other ranks, so the sum over ranks is exact.
+        # At the tokens of other ranks, the result of this rank is 0, so the sum is exact.
         self.ranks.add([logprobs_T])
         return logprobs_T
 
     @torch.no_grad()
     def logprobs_and(self, head: Callable[[Tensor], Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities and the output of ``head`` on the states, each [T] float32."""
+        """Return log-probabilities, and the output of ``head`` on the hidden states, [T] float32
+        each.
+        """
         logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
         for micro_batch in self.clock.each(self.split(batch), "scoring"):
             stats = self.stats(micro_batch)
@@ -240,9 +245,9 @@ class Passes:
         return logprobs_T, found_T
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the optimizer state.
+        """Write the policy in Hugging Face layout and the state of the optimizer.
 
-        With sharded weights, all ranks call this method, and rank 0 writes.
+        With sharded weights, all ranks call this method, and rank 0 writes the files.
         """
         policy: Any = self.policy if self.shards is None else self.shards.full
         if self.shards is not None:
@@ -259,7 +264,9 @@ class Passes:
             self.ranks.await_first()
 
     def load_state(self, folder: Path) -> None:
-        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
+        """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises
+        RunError.
+        """
         if self.shards is None:
             restore_weights(self.policy, folder)
         else:
@@ -271,7 +278,7 @@ class Passes:
 
 
 class PassesLearner:
-    """Base class of learners: live model, policy version and state."""
+    """Base class of learners, with the live model, the policy version and the saved state."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -282,7 +289,9 @@ class PassesLearner:
 
     @property
     def clock(self) -> PhaseClock:
-        """Clock that counts the seconds of scoring and updates; inside a run, the run's clock."""
+        """Clock that counts the seconds of scoring and of updates; inside a run, it is the run's
+        clock.
+        """
         return self.passes.clock
 
     @clock.setter
@@ -292,27 +301,27 @@ class PassesLearner:
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Forward/backward runners of the policy and of further trained models."""
+        """Runners of the policy and of all other trained models."""
         return [self.passes]
 
     @property
     def all_optimizers(self) -> list[Optimizer]:
-        """The optimizers of the policy and of all other trained models."""
+        """Optimizers of the policy and of all other trained models."""
         return [passes.optimizer for passes in self.all_passes]
 
     @property
     def policy(self) -> Any:
-        """The live model. Reward learners use this name for the reward model too."""
+        """The live model. Learners of reward models use this name for the reward model too."""
         return self.passes.policy
 
     @property
     def policy_version(self) -> int:
-        """Number of optimizer steps so far."""
+        """Number of optimizer steps of the policy so far."""
         return self.passes.optimizer.num_steps
 
     @property
     def state_version(self) -> int:
-        """Number of optimizer steps of all trained models."""
+        """Number of optimizer steps of each trained model."""
         return self.policy_version
 
     @property
@@ -322,10 +331,10 @@ class PassesLearner:
 
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
-        # Ranks with sharded weights hold different elements of each tensor.
+        # Ranks with sharded weights store different elements of each tensor.
         if self.passes.shards is not None:
             return self.state_version
-        # A step changes nearly all elements, so a few of them detect ranks that differ.
+        # A step changes nearly all elements, so a few of them show whether ranks differ.
         crc = self.state_version
         for optimizer in self.all_optimizers:
             trained = optimizer.trained.values()
@@ -334,7 +343,9 @@ class PassesLearner:
         return crc
 
     def weights(self) -> Weights:
-        """Return the policy's live weights for a generator; sharded weights are gathered first."""
+        """Return the live weights of the policy for a generator; sharded weights are gathered
+        first.
+        """
         shards = self.passes.shards
         if shards is None:
             return Weights.of(self.passes.policy, self.policy_version)
@@ -343,7 +354,7 @@ class PassesLearner:
         return Weights.of(shards.full, self.policy_version)
 
     def gather(self) -> None:
-        """Copy the sharded weights of all ranks to rank 0's full model."""
+        """Copy the sharded weights of all ranks to the full model of rank 0."""
         assert self.passes.shards is not None
         self.passes.shards.gather()
         self._gathered = self.policy_version
@@ -353,18 +364,20 @@ class PassesLearner:
         self.passes.save_state(folder)
 
     def load_state(self, folder: Path) -> None:
-        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError."""
+        """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises
+        RunError.
+        """
         self.passes.load_state(folder)
         self._gathered = self.policy_version
 
 
 class RecomputedActivations:
-    """Activation checkpointing context for a Transformers model.
+    """Context with activation checkpointing for a Transformers model.
 
-    Inside the context, the model stores only each layer's input for the backward pass. Transformers
-    recomputes in training mode only, so the context sets training mode on the layers, and not on
-    their children, whose dropout stays off. Outside the context the layers are unchanged, because a
-    checkpointing layer rejects the cache that generation needs.
+    Inside the context, the model stores only the input of each layer for the backward pass.
+    Transformers recomputes only in training mode, so the context sets training mode on the layers,
+    but not on their children, whose dropout stays off. Outside the context the layers are
+    unchanged, because a checkpointing layer rejects the cache that generation needs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -374,8 +387,7 @@ class RecomputedActivations:
             raise ModelError(message("model.activation_checkpointing", found, "false"))
         self._layers: list[Any] = list(layers)
         for layer in self._layers:
-            # The checkpointing is not reentrant, because the reentrant form drops gradients if no
-            # input needs one, as with a frozen embedding.
+            # Reentrant checkpointing would drop gradients if no input needs one (frozen embedding).
             recompute = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
             layer._gradient_checkpointing_func = recompute
 
@@ -391,10 +403,10 @@ class RecomputedActivations:
 
 
 def restore_weights(model: nn.Module, folder: Path) -> None:
-    """Copy the weights of `model.load.save_model` into the live model, in place.
+    """Copy weights that `model.load.save_model` wrote into the live model, in place.
 
-    The parameters stay the same objects, because the optimizer and a generator may share them.
-    Raises RunError if the folder has no weights of this model.
+    The parameters remain the same objects, because the optimizer and a generator may share them.
+    Raises RunError if the folder does not have the weights of this model.
     """
     try:
         if (folder / ADAPTER_FILE).is_file():

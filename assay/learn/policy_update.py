@@ -27,14 +27,13 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
     Tokens with a nonzero advantage carry gradient. All trained tokens carry gradient if the loss
     has a KL to the reference or an entropy bonus. A penalty on KL(old || new), ``tau`` and a trust
-    region have zero gradient at the old policy. The penalty, ``tau`` and the trust region count
-    only if some token in the batch has an advantage, because otherwise the policy never moves away
-    from the old policy.
+    region have a zero gradient at the old policy. The penalty, ``tau`` and the trust region
+    therefore count only if some token in the batch has an advantage: otherwise the policy never
+    moves away from the old policy.
     """
     has_T = advantages.mask_T & (advantages.advantages_T != 0)
     row = algorithm
-    # At the old policy these terms have zero gradient, and only advantages move the policy away
-    # from it.
+    # These terms have zero gradient at the old policy, which only advantages move away from.
     holds_back = any((row.penalty_weight, row.tau, row.trust_region))
     if row.kl_in_loss or row.entropy_weight or (holds_back and bool(has_T.any())):
         return advantages.mask_T
@@ -42,24 +41,24 @@ def carriers(algorithm: Algorithm, advantages: Advantages) -> Tensor:
 
 
 class PolicyUpdate:
-    """Per-token data of one policy update.
+    """Data per token of one policy update.
 
     carries_T: mask of the tokens that carry gradient. learns: whether the update trains the policy;
-    if False, the update only measures the policy.
+    if False, the policy is only measured.
 
     Attributes:
 
     policy_version: version before the update.
-    old_logprobs_T: log-probabilities before the update, from scoring or from each token's first
-        forward pass in the update.
-    first_logprobs_T, entropy_T: values from each token's first forward pass in the update.
-    met_T: mask of the tokens that had a forward pass.
-    old_kl_T: KL(old || new) estimates from each token's last loss, or from after the update
+    old_logprobs_T: log-probabilities before the update, from scoring or from the first forward pass
+        of each token in the update.
+    first_logprobs_T, entropy_T: values of the first forward pass of each token in the update.
+    met_T: mask of the tokens that have had a forward pass.
+    old_kl_T: estimates of KL(old || new), from the last loss of each token or from after the update
         (``kl_after``). NaN: not measured.
     losses: loss and ``carries_T`` of each micro-batch.
-    steps: reports of all optimizer steps, including skipped steps.
+    steps: reports of all optimizer steps, including those that were skipped.
     natural_steps: reports of TRPO steps.
-    stopped_at: number of steps before an early stop; None: no early stop.
+    stopped_at: number of steps before an early stop; None without an early stop.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class PolicyUpdate:
         self.old_logprobs_T = self.first_logprobs_T if scored_T is None else scored_T
         self.entropy_T = nothing_T.clone()
         self.met_T = torch.zeros_like(batch.sampled_T)
-        # A NaN marks a token that no forward pass has reached.
+        # NaN marks a token that no forward pass has reached yet.
         self.old_kl_T = torch.full_like(nothing_T, torch.nan)
         self.kl_after = False
         self.losses: list[tuple[LossParts, Tensor]] = []
@@ -97,10 +96,10 @@ class PolicyUpdate:
         self._groups: list[int] = []
 
     def begin_step(self, groups: Sequence[int], epoch: int) -> list[MicroBatch]:
-        """Return the micro-batches of an optimizer step on these groups; an empty list means no
-        step.
+        """Return the micro-batches of an optimizer step on these groups; without a step, the list
+        is empty.
 
-        Groups without gradient are skipped; in the first epoch, a forward pass measures such
+        Groups without gradient are skipped; in the first epoch, a forward pass measures these
         groups.
         """
         if epoch == 0:
@@ -114,9 +113,10 @@ class PolicyUpdate:
         return self.passes.split(self.batch, self._groups)
 
     def gains(self, micro_batch: MicroBatch) -> Gains | None:
-        """Return the gradient of the loss with respect to token statistics, if known in advance."""
-        # Old log-probabilities from scoring serve several steps, and after the first step the
-        # ratios are not 1.
+        """Return the gradient of the loss with respect to the token statistics, if it is known in
+        advance.
+        """
+        # After the first step that uses the same scored log-probabilities, ratios are not 1.
         if self.batch.old_logprobs_T is not None:
             return None
         index_T = micro_batch.token_index_T
@@ -124,17 +124,16 @@ class PolicyUpdate:
         return gains_where_first_met(*of_tokens, self.algorithm, micro_batch.batch)
 
     def see(self, micro_batch: MicroBatch, stats: TokenStats) -> None:
-        """Record the log-probabilities and entropies of a token's first forward pass."""
+        """Record the log-probabilities and entropies of the first forward pass of a token."""
         index_T = micro_batch.token_index_T
         self.first_logprobs_T[index_T] = stats.logprobs_T.detach().float()
         self.entropy_T[index_T] = stats.entropy_T.detach().float()
-        # A Python number assigned by index would make the host wait for the device.
+        # Assigning a Python number by index would make the host wait for the device.
         self.met_T.index_fill_(0, index_T, True)
         self._fresh.append(index_T)
 
     def loss_of(self, micro_batch: MicroBatch) -> Callable[..., LossParts]:
-        """Return the function `policy_loss`, taken as a function of log-probabilities and entropies
-        alone."""
+        """Return `policy_loss` as a function of log-probabilities and entropies alone."""
         index_T = micro_batch.token_index_T
         return partial(
             policy_loss,
@@ -146,7 +145,7 @@ class PolicyUpdate:
         )
 
     def add_loss(self, micro_batch: MicroBatch, parts: LossParts) -> None:
-        """Record the loss of one micro-batch, detached."""
+        """Record the loss of one micro-batch without its graph."""
         index_T = micro_batch.token_index_T
         parts = replace(parts, loss=parts.loss.detach())
         self.losses.append((parts, self.carries_T[index_T]))
@@ -154,7 +153,7 @@ class PolicyUpdate:
         self._fresh.append(index_T)
 
     def exchange(self) -> None:
-        """Exchange the records since the last call among the ranks."""
+        """Exchange the records since the last exchange among the ranks."""
         ranks, fresh = self.passes.ranks, self._fresh
         self._fresh = []
         if not ranks.divides:
@@ -166,7 +165,7 @@ class PolicyUpdate:
             there_T = others_T.to(self.batch.device)
             for column_T, value_T in zip(columns, values, strict=True):
                 column_T[there_T] = value_T.to(column_T.device)
-        # All ranks hold the losses in the same order, so the ranks' metrics have the same bits.
+        # All ranks have the losses in the same order, so their metrics are equal bit for bit.
         mine = self.losses[self._num_exchanged :]
         self.losses[self._num_exchanged :] = ranks.concatenate(mine)
         self._num_exchanged = len(self.losses)
@@ -174,31 +173,30 @@ class PolicyUpdate:
     def went_too_far(self) -> bool:
         """Whether the current estimate of KL(old || new) exceeds `Algorithm.stop_kl`.
 
-        If True, the accumulated gradient is dropped. Before the first step the result is False,
-        because the policy has not moved.
+        If the result is True, the accumulated gradient is dropped. Before the first step the result
+        is False, because the policy has not moved yet.
         """
         limit = self.algorithm.stop_kl
         if limit is None or not self.steps or self.step_kl() <= limit:
             return False
-        # The gradient is dropped, because the gradient of a skipped step must not enter a later
-        # step.
+        # The gradient of a skipped step must not enter a later step, so it is dropped.
         self.passes.optimizer.zero_grad()
         self.stopped_at = len(self.steps)
         return True
 
     def step_kl(self) -> float:
-        """Return the mean KL(old || new) over the trained tokens of the current step."""
+        """Return the mean of KL(old || new) over the trained tokens of the current step."""
         chosen_T = self.advantages.mask_T & tokens_of(self.batch, self._groups)
         return self.old_kl_T[chosen_T].double().mean().item()
 
     def step(self) -> None:
-        """Apply the accumulated gradient with the optimizer or as a natural gradient step."""
+        """Apply the accumulated gradient, by the optimizer or as a natural gradient step."""
         bound = self.algorithm.trust_region
         optimizer = self.passes.optimizer
         self.steps.append(optimizer.step() if bound is None else self._natural_step(bound))
 
     def measure_old_kl(self) -> None:
-        """Measure KL(old || new) after the update, by a forward pass."""
+        """Measure KL(old || new) after the update by a forward pass."""
         difference_T = log_ratio(self.passes.logprobs(self.batch), self.old_logprobs_T)
         self.old_kl_T = torch.expm1(difference_T) - difference_T
         self.kl_after = True
@@ -212,7 +210,7 @@ class PolicyUpdate:
 
     @property
     def learns_now(self) -> bool:
-        """Whether the current optimizer step has groups with gradient, on any rank."""
+        """Whether the current optimizer step has groups with gradient on any rank."""
         return bool(self._groups)
 
     def _natural_step(self, max_kl: float) -> StepReport:
@@ -224,8 +222,7 @@ class PolicyUpdate:
         kl = TokenKL(self.passes.policy, micro_batches, masks, self.passes.temperature, ranks)
         found = optimizer.summed_gradients()
         gradients = [found.get(name, torch.zeros_like(p)) for name, p in optimizer.trained.items()]
-        # The gradient norm is only logged, because the trust region bounds the step, so nothing is
-        # clipped.
+        # The trust region limits the step, so the gradient norm is logged but not clipped.
         norm = torch.nn.utils.get_total_norm(gradients).item()
 
         @torch.no_grad()
@@ -238,7 +235,6 @@ class PolicyUpdate:
         taken = natural_step(kl.parameters, gradients, kl.fisher, evaluate, max_kl)
         self.natural_steps.append(taken)
         optimizer.zero_grad()
-        # The policy version advances here, because a natural gradient step replaces the optimizer's
-        # step.
+        # A natural gradient step replaces the optimizer's step, so the version advances here.
         optimizer.num_steps += taken.taken
         return StepReport(norm, taken.length, skipped=not taken.taken)

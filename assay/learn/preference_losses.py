@@ -1,9 +1,9 @@
-"""Preference losses as flat functions over completions.
+"""Preference losses as plain functions over completions.
 
-A loss is the mean over the pairs of an optimizer step, or over its completions for unpaired
-methods. The loss depends on a completion only through the completion's sequence log-probability.
-Each micro-batch divides by the number of pairs or completions of the whole step, so that
-micro-batch losses add up.
+A preference loss is the mean over the pairs of an optimizer step or, for unpaired methods, over its
+completions. The loss depends on a completion only through the log-probability of the whole
+completion. Each micro-batch divides by the number of pairs or completions in the whole step, so
+that the losses of micro-batches add up.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MAX_MEAN_LOGPROB = -1e-9
 class PreferenceParts:
     """A preference loss and its terms. Only ``loss`` has a gradient.
 
-    preference, nll: the two terms of the loss; nll without its weight.
-    strengths_R: the quantity that the loss compares (see `strengths`).
+    preference, nll: the two terms of the loss; ``nll`` is without its weight.
+    strengths_R: the quantity of each completion that the loss compares (see `strengths`).
     """
 
     loss: Tensor
@@ -46,15 +46,15 @@ def preference_loss(
     ref_logprobs_R: Tensor | None = None,
     z0: Tensor | None = None,
 ) -> PreferenceParts:
-    """Return (1/normalizer) times the sum of the losses of these pairs or completions.
+    """Return the sum of the losses of these pairs or completions, divided by ``normalizer``.
 
     logprobs_R: log pi(y|x) of each completion, with gradient.
-    chosen_R: bool; True for the chosen completion of each pair, or for the desirable unpaired
-        completions. The n-th chosen completion pairs with the n-th rejected one.
-    beta: value for this step, because a schedule may change the preset's beta.
-    normalizer: number of pairs (completions under ``prospect``) of the optimizer step.
-    ref_logprobs_R: required by presets with a reference.
-    z0: result of `reference_point`; required under ``prospect``.
+    chosen_R: bool; True for the chosen completion of a pair, or for a desirable unpaired
+        completion. The n-th chosen completion and the n-th rejected completion form a pair. beta:
+        value of beta in this step, because a schedule may change the preset's beta. normalizer:
+        number of pairs in the optimizer step; under ``prospect``, number of completions.
+        ref_logprobs_R: log-probabilities under the reference, which some presets require.
+    z0: result of `reference_point`, which ``prospect`` requires.
     """
     strengths_R = strengths(logprobs_R, length_R, row, ref_logprobs_R)
     if row.paired:
@@ -72,9 +72,10 @@ def preference_loss(
 def strengths(
     logprobs_R: Tensor, length_R: Tensor, row: Preference, ref_logprobs_R: Tensor | None
 ) -> Tensor:
-    """Return the strength of each completion, [R]: the quantity that the loss compares.
+    """Return the strength of each completion, [R], which is the quantity that the loss compares.
 
-    The implicit reward is beta times the strength. The strength depends on the preset:
+    The implicit reward of a completion is beta times its strength. The strength depends on the
+    preset:
 
         default: log pi(y|x) - log pi_ref(y|x), summed over the tokens (Rafailov et al., 2023,
             equation 5).
@@ -119,8 +120,9 @@ def label_losses(
 ) -> Tensor:
     """Return the loss of each unpaired completion, [R]: w (1 - sigmoid(+-beta (s - z0))).
 
-    In the prospect loss, the sign is + for desirable completions. The loss is lambda_y - v(x, y) of
-    KTO equations 7 and 8, with the preset's weights as lambda. z0 has no gradient.
+    In the prospect loss, the sign +- is + for desirable completions and - for others. The loss is
+    lambda_y - v(x, y) of KTO equations 7 and 8, with the preset's weights as lambda. z0 has no
+    gradient.
     """
     above_R = beta * (strengths_R - z0.detach())
     weights_R = torch.where(desirable_R, row.desirable_weight, row.undesirable_weight)
@@ -130,20 +132,21 @@ def label_losses(
 def reference_point(logprobs_R: Tensor, ref_logprobs_R: Tensor) -> Tensor:
     """Return z0 = max(0, mean over R of log pi(y'|x) - log pi_ref(y'|x)), without gradient.
 
-    y' are completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section 4.1).
+    Here y' are completions of other prompts, so that z0 estimates KL(pi || pi_ref) (KTO, section
+    4.1).
     """
     return (logprobs_R - ref_logprobs_R).mean().clamp(min=0.0).detach()
 
 
 def log1mexp(values: Tensor) -> Tensor:
-    """Return log(1 - exp(x)) for x < 0, exact at both ends."""
+    """Return log(1 - exp(x)) for x < 0, which is exact near 0 and for large -x."""
     near_zero = values > -math.log(2.0)
-    # The branch that is not selected must stay finite, because 0 times an infinite gradient is NaN.
+    # The branch that is not selected must be finite, because 0 times infinity would be NaN.
     low = torch.where(near_zero, -1.0, values)
     high = torch.where(near_zero, values, -1.0)
     return torch.where(near_zero, torch.log(-torch.expm1(high)), torch.log1p(-torch.exp(low)))
 
 
 def implicit_rewards(strengths_R: Tensor, row: Preference, beta: float) -> Tensor:
-    """Return the implicit reward, [R]: beta times strength; under ``odds`` the log odds."""
+    """Return the implicit reward, [R]: beta times the strength or, under ``odds``, the log odds."""
     return strengths_R if row.link == "odds" else beta * strengths_R

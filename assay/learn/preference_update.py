@@ -23,12 +23,12 @@ from assay.model.packing import Batch, MicroBatch
 
 @dataclass(frozen=True, eq=False)
 class PreferenceBatch:
-    """Completions of a training step, with log-probabilities under the reference.
+    """Completions of a training step, with their log-probabilities under the reference.
 
-    batch: rows that are ``correct`` are chosen (desirable). A pair is a group of two rows, exactly
-        one of them chosen.
-    ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None: no reference.
-    mismatched: the same completions after other prompts, for KTO's reference point.
+    batch: completions; rows marked ``correct`` are chosen or desirable. A pair is a group of two
+        rows, of which exactly one is chosen.
+    ref_logprobs_R: log pi_ref(y|x), summed over the tokens, float64; None without a reference.
+    mismatched: the same completions after other prompts, for the reference point of KTO.
     """
 
     batch: Batch
@@ -45,13 +45,14 @@ class PreferenceBatch:
 class PreferenceLearner(PassesLearner):
     """Trains a policy with a preference preset.
 
-    Both completions of a pair share one forward and backward pass, because the gradient of each
-    completion depends on both. A pair that exceeds a micro-batch takes two passes. The first pass
-    over such a pair runs without gradient and yields the derivative of the loss by each
-    log-probability. For a pair that exceeds a micro-batch, the second pass trains the completions
-    separately. Two passes give the same gradient as one pass, at a cost that is one third higher.
+    Both completions of a pair share one forward and backward pass, because the gradient of either
+    completion depends on both. A pair that exceeds a micro-batch takes two passes instead. For a
+    pair that exceeds a micro-batch, the first pass runs without gradient, and gives the derivative
+    of the loss by each log-probability. For a pair that exceeds a micro-batch, the second pass
+    trains the completions one at a time. Two passes give the same gradient as one pass, but cost a
+    third more.
 
-    keep_reference: keep a copy of the initial policy, for `reference_logprobs`.
+    keep_reference: whether to keep a copy of the initial policy, for `reference_logprobs`.
     """
 
     def __init__(self, passes: Passes, row: Preference, keep_reference: bool = False) -> None:
@@ -61,31 +62,31 @@ class PreferenceLearner(PassesLearner):
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:
-        """Return each completion's log-probability, [R] float64, under the policy."""
+        """Return the log-probability of each completion under the policy, [R] float64."""
         with self.passes.open():
             return sequence_logprobs(batch, self.passes.logprobs(batch))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch) -> Tensor:
-        """Return each completion's log-probability, [R] float64, under the reference."""
+        """Return the log-probability of each completion under the reference, [R] float64."""
         assert self.reference is not None
         with self.passes.open():
             return sequence_logprobs(batch, self.reference.logprobs(batch, self.passes))
 
     def refresh_reference(self) -> None:
-        """Copy the current policy into the reference."""
+        """Copy the weights of the current policy into the reference."""
         assert self.reference is not None
         self.reference.refresh()
 
     def load_reference(self, folder: Path) -> None:
-        """Restore the reference of `Reference.save_state`, bit for bit. Raises RunError."""
+        """Restore a reference that `Reference.save_state` wrote, bit for bit. Raises RunError."""
         assert self.reference is not None
         self.reference.load_state(folder)
 
     def update(self, pairs: PreferenceBatch, beta: float | None = None) -> Update:
         """Take one optimizer step on the mean loss of these pairs.
 
-        beta: value for this step; None: the preset's value. Raises OutOfMemory.
+        beta: value of beta in this step; None means the preset's value. Raises OutOfMemory.
         """
         batch, passes = pairs.batch, self.passes
         with self.clock.phase("update"), passes.open():
@@ -104,7 +105,7 @@ class PreferenceLearner(PassesLearner):
         return Update(task.metrics() | step_metrics([report]), self.policy_version)
 
     def look(self, pairs: PreferenceBatch, beta: float | None = None) -> dict[str, float]:
-        """Return the metrics of these pairs without training."""
+        """Return the metrics of these pairs without training on them."""
         task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
         with torch.no_grad(), self.passes.open():
             for micro_batch in self.clock.each(self.passes.split(pairs.batch), "held-out pairs"):
@@ -116,7 +117,9 @@ class PreferenceLearner(PassesLearner):
         return task.metrics()
 
     def _reference_point(self, pairs: PreferenceBatch) -> Tensor | None:
-        """Return KTO's z0, or 0 if the batch has a single prompt and no estimate exists."""
+        """Return KTO's z0; if the batch has a single prompt, no estimate exists and the result is
+        0.
+        """
         if self.row.paired:
             return None
         if pairs.mismatched is None:
@@ -125,8 +128,8 @@ class PreferenceLearner(PassesLearner):
         return reference_point(self.logprobs(pairs.mismatched), pairs.mismatched_ref_logprobs_R)
 
     def _plan(self, batch: Batch) -> tuple[list[MicroBatch], list[int]]:
-        """Return this rank's micro-batches of whole groups, and its groups that exceed a
-        micro-batch."""
+        """Return the micro-batches of whole groups for this rank, and the rank's groups that exceed
+        a micro-batch."""
         shape, most = batch.shape, self.passes.max_tokens
         costs = shape.group_tokens(self.passes.layout).tolist()
         mine = self.passes.ranks.share(range(batch.num_groups), costs)
@@ -136,7 +139,7 @@ class PreferenceLearner(PassesLearner):
         fits_P = (size_P <= most) | (num_rows_P == 1)
         is_mine_P = np.isin(np.arange(batch.num_groups), mine)
         fitting = np.flatnonzero(fits_P & is_mine_P)
-        # With a limit above the whole batch, each call of `split` returns a single micro-batch.
+        # With a limit above the size of the batch, each call of `split` returns one micro-batch.
         everything = int(size_P.sum()) + 1
         micro_batches = [
             part
@@ -146,9 +149,9 @@ class PreferenceLearner(PassesLearner):
         return micro_batches, np.flatnonzero(~fits_P & is_mine_P).tolist()
 
     def _learn_apart(self, batch: Batch, groups: list[int], task: _Task) -> None:
-        """Accumulate the gradient of groups whose rows take separate passes."""
+        """Accumulate the gradient of groups whose rows need separate passes."""
         passes = self.passes
-        # These groups already belong to this rank, so they are not divided again.
+        # These groups already belong to this rank, so they are not divided among ranks again.
         parts = batch.split(passes.max_tokens, passes.layout, groups)
         with torch.no_grad():
             for part in parts:
@@ -165,12 +168,12 @@ class PreferenceLearner(PassesLearner):
             gains_T = gains_T.float()
             with passes.recomputed():
                 stats = passes.stats(part, expected=Gains(gains_T))
-                # The linear loss below needs one row at a time and has the true loss's gradient.
+                # The linear loss below has the true loss's gradient, and needs one row at a time.
                 (gains_T * stats.logprobs_T).sum().backward()
 
 
 class _Task:
-    """Loss of one training step, summed over micro-batches, and its metrics."""
+    """Loss of one training step, summed over its micro-batches, and the metrics of the step."""
 
     def __init__(
         self, pairs: PreferenceBatch, row: Preference, beta: float, z0: Tensor | None
@@ -187,13 +190,15 @@ class _Task:
         self.losses: list[Tensor] = []
 
     def see(self, micro_batch: MicroBatch, logprobs_T: Tensor, entropy_T: Tensor) -> None:
-        """Record the log-probabilities and entropies of a micro-batch."""
+        """Record the log-probabilities and entropies of the tokens in a micro-batch."""
         logprobs_R = sequence_logprobs(micro_batch.batch, logprobs_T.detach())
         self.logprobs_R[micro_batch.row_index_R] = logprobs_R
         self.entropy_T[micro_batch.token_index_T] = entropy_T.detach().float()
 
     def loss(self, logprobs_R: Tensor, index_R: Tensor) -> Tensor:
-        """Return the loss contribution of the completions at ``index_R``; pairs must be whole."""
+        """Return the contribution of the completions at ``index_R`` to the loss; pairs must be
+        whole.
+        """
         ref_R = self.pairs.ref_logprobs_R
         parts = preference_loss(
             logprobs_R,
@@ -210,13 +215,13 @@ class _Task:
         return parts.loss
 
     def exchange(self, ranks: Ranks) -> None:
-        """Exchange the records among the ranks."""
-        # A rank's records are 0 at the completions of other ranks, so the sums are exact.
+        """Exchange the records among the learner ranks."""
+        # At the completions of other ranks, a rank's records are 0, so the sums are exact.
         ranks.add([self.logprobs_R, self.strengths_R, self.entropy_T])
         self.losses = ranks.concatenate(self.losses)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all recorded micro-batches."""
+        """Return the metrics of all micro-batches recorded so far."""
         batch = self.pairs.batch
         total, preference, nll = torch.stack(self.losses).sum(0)
         found = {"loss/total": total, "loss/preference": preference}
@@ -243,7 +248,7 @@ class _Task:
 
 
 def sequence_logprobs(batch: Batch, logprobs_T: Tensor) -> Tensor:
-    """Return log pi(y|x) of each completion, [R] float64: the sum over its sampled tokens."""
+    """Return log pi(y|x) of each completion, [R] float64, as the sum over its sampled tokens."""
     chosen_T = torch.where(batch.sampled_T, logprobs_T.double(), 0.0)
     return row_sums(chosen_T, batch.row_T, batch.num_rows)
 
@@ -257,22 +262,23 @@ def preference_metrics(
     beta: float,
     ref_logprobs_R: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Return means over chosen (desirable) and rejected (undesirable) completions, as scalars.
+    """Return means over chosen (desirable) and over rejected (undesirable) completions, as scalars.
 
     Keys start with ``preference/``; ``*`` is ``chosen`` or ``rejected``:
 
         reward_*: implicit reward.
         margin: reward_chosen - reward_rejected.
-        accuracy: share of pairs whose chosen completion has the larger implicit reward.
+        accuracy: share of the pairs whose chosen completion has the larger implicit reward.
         logprob_*: log-probability of a completion.
         logprob_*_token: log-probability of a completion, divided by the number of its tokens.
-        change_*, change_*_token: increase of the log-probability over the reference.
-        both_fall: share of pairs in which both log-probabilities are below the reference's.
-        length_*: length in tokens.
+        change_*, change_*_token: increase of the log-probability relative to the reference.
+        both_fall: share of the pairs in which both log-probabilities are lower than under the
+        reference. length_*: length in tokens.
 
-    Without pairs, the accuracy compares every desirable completion with every undesirable one. A
-    tie counts as one half. With a reference, all comparisons are ties before the first step.
-    Metrics that compare chosen and rejected completions are omitted if one kind is missing.
+    Without pairs, the accuracy compares every desirable completion with every undesirable one. In
+    the accuracy, a tie counts as one half. With a reference, all comparisons are ties before the
+    first step. Metrics that compare chosen and rejected completions are omitted if the batch has
+    only one kind.
     """
     rewards_R = implicit_rewards(strengths_R, row, beta)
     columns = {

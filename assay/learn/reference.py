@@ -1,4 +1,4 @@
-"""Reference policy for KL terms and preference losses."""
+"""Reference policy, for KL terms and preference losses."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ FILE = "reference.safetensors"
 
 
 class Reference:
-    """A frozen copy of the policy, taken at construction or at the last `refresh`.
+    """A frozen copy of the policy, from the construction or from the last `refresh`.
 
-    The copy holds the trained parameters only (with LoRA, the adapter). `policy` swaps the copy
-    into the model temporarily. Adapters that the initial policy already has are part of the
-    reference. Construct the reference before training and before loading a checkpoint. A checkpoint
-    contains the reference if the run refreshes it.
+    The copy has only the trained parameters (with LoRA, the adapter). The context manager `policy`
+    temporarily swaps the copy into the model. Adapters that the initial policy has already are part
+    of the reference. The reference must be constructed before training, and before a checkpoint is
+    loaded. A checkpoint contains the reference if the run refreshes its reference.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        # The reference may include trained adapters, so disabling the adapters is not enough.
+        # The reference may include trained adapters, so disabling the adapters would be wrong.
         self._held = {name: _own(p).clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
-        """Copy the current policy into the reference."""
+        """Copy the weights of the current policy into the reference."""
         for name, parameter in self._trained.items():
             self._held[name].copy_(_own(parameter))
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
-        """Swap the reference weights into the model for the duration of the context."""
+        """Swap the weights of the reference into the model inside this context."""
         self._swap()
         try:
             yield self._model
@@ -50,19 +50,20 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return the log-probability of each token, [T] float32."""
+        """Return the log-probability of each token under the reference, [T] float32."""
         with self.policy() as model:
             return passes.logprobs(batch, model, "scoring by the reference")
 
     def _swap(self) -> None:
-        """Exchange the tensors of policy and reference without copying.
+        """Exchange the tensors of policy and reference without copying them.
 
-        Each parameter object stays the same and only its ``data`` is exchanged, so the policy is
-        unchanged after the second swap, also for a generator that shares its memory.
+        Each parameter object stays the same, and only its ``data`` is exchanged.
+        After the exchange back, a generator that shares the policy's memory therefore sees the
+        policy unchanged.
         """
         for name, parameter in self._trained.items():
             if hasattr(parameter, "to_local"):
-                # FSDP keeps the address of its memory, so the numbers are exchanged.
+                # FSDP keeps the addresses of its memory, so the numbers themselves are exchanged.
                 own, held = _own(parameter), self._held[name]
                 spare = own.clone()
                 own.copy_(held)
@@ -91,6 +92,5 @@ class Reference:
 
 
 def _own(parameter: nn.Parameter) -> Tensor:
-    """Return a parameter's memory; for a sharded parameter, return the memory of this rank's
-    rows."""
+    """Return the memory of a parameter; for a sharded parameter, that of this rank's rows."""
     return local_part(parameter) if hasattr(parameter, "to_local") else parameter.detach()

@@ -1,4 +1,4 @@
-"""Losses of reward models: Bradley-Terry on pairs, and label losses on texts or steps."""
+"""Losses of reward models: Bradley-Terry for pairs, and label losses for texts or steps."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def pair_losses(
     The first term is the negative Bradley-Terry log-likelihood of one pair (Ouyang et al., 2022,
     arXiv:2203.02155, equation 1), with the margin m of Llama 2 (Touvron et al., 2023,
     arXiv:2307.09288, equation 2). Pairs determine the scores only up to a constant. The second term
-    centers the scores at 0 (Eisenstein et al., 2023, arXiv:2312.09244). The caller divides by the
-    number of pairs.
+    of the pair loss centers the scores at 0 (Eisenstein et al., 2023, arXiv:2312.09244). The caller
+    divides the sum of pair losses by the number of pairs.
     """
     differences_P = chosen_P - rejected_P
     if margins_P is not None:
@@ -46,10 +46,10 @@ def pair_losses(
 
 
 def log_odds(logits_MC: Tensor) -> Tensor:
-    """Return the log-odds of a right text or step, [M]. The sigmoid is the probability.
+    """Return the log-odds that a text or step is right, [M]. The sigmoid is the probability.
 
-    For a head with one class, the log-odds are the logit. For a head with two classes, the log-odds
-    are z_1 - z_0, so that the sigmoid equals the softmax of class 1.
+    For a score head with one class, the log-odds are the logit itself. For a score head with two
+    classes, the log-odds are z_1 - z_0, so that the sigmoid equals the softmax of class 1.
     """
     if logits_MC.shape[-1] == 1:
         return logits_MC[..., 0]
@@ -69,14 +69,14 @@ def label_losses(log_odds_M: Tensor, labels_M: Tensor, loss: LabelLoss) -> Tenso
 
 
 def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
-    """Return the mask of steps up to and including each row's first wrong step, [M] bool.
+    """Return the mask of the steps up to and including the first wrong step of each row, [M] bool.
 
-    Steps of a row must be adjacent. Steps after a mistake are neither right nor wrong (Lightman et
-    al., 2023, arXiv:2305.20050, section 2.6).
+    The steps of a row must be adjacent. Steps after a mistake are neither right nor wrong (Lightman
+    et al., 2023, arXiv:2305.20050, section 2.6).
     """
     wrong_M = (labels_M < RIGHT).long()
-    # Number of wrong steps before each step, counted over all rows.
-    # The count at the start of a row is subtracted, because it is the offset of that row.
+    # The number of wrong steps before each step is first counted over all rows.
+    # The count at the start of a row is the offset of the row, so it is subtracted.
     before_M = wrong_M.cumsum(0) - wrong_M
     starts_M = torch.ones_like(row_M, dtype=torch.bool)
     starts_M[1:] = row_M[1:] != row_M[:-1]
@@ -89,9 +89,9 @@ def until_first_error(labels_M: Tensor, row_M: Tensor) -> Tensor:
 def place_weights(labels_M: Tensor, row_M: Tensor, objective: RewardObjective) -> Tensor:
     """Return the weight of the loss at each scored token (place), [M], before normalization.
 
-    ``outcome``: 1 / (number of the text's places), so that every text has the same weight.
-    ``process``: 1, so that every step has the same weight. With ``until_first_error``, places after
-        the first error have weight 0.
+    ``outcome``: 1 / (number of scored tokens in the text), so that every text has the same weight.
+    ``process``: 1, so that every step has the same weight. With ``until_first_error``, scored
+    tokens after the first error have the weight 0.
     """
     if objective.kind == "outcome":
         counts_R = torch.bincount(row_M)

@@ -32,10 +32,10 @@ class RewardLearner(PassesLearner):
         self.objective = objective
 
     def update(self, groups: Sequence[ScoredGroup]) -> Update:
-        """Take one optimizer step on the mean loss of these groups' pairs, texts or steps.
+        """Take one optimizer step on the mean loss over the pairs, texts or steps of these groups.
 
-        The normalizer covers the whole step, however the step is split into micro-batches. Groups
-        stay whole. Raises OutOfMemory.
+        The normalizer covers the whole optimizer step, however it is split into micro-batches.
+        Groups stay whole. Raises OutOfMemory.
         """
         passes = self.passes
         num_units = self._num_units(groups)
@@ -60,7 +60,9 @@ class RewardLearner(PassesLearner):
 
     @torch.no_grad()
     def scores(self, groups: Sequence[ScoredGroup]) -> list[Floats]:
-        """Return the scores at each text's places, one array per text; for labels, log-odds."""
+        """Return the scores at the scored tokens of each text, one array per text; for labels,
+        these are log-odds.
+        """
         found: list[Floats] = []
         passes, mine = self.passes, self._mine(groups)
         with passes.open():
@@ -75,9 +77,9 @@ class RewardLearner(PassesLearner):
         return [scores for _, of_group in ordered for scores in of_group]
 
     def _mine(self, groups: Sequence[ScoredGroup]) -> list[int]:
-        """Return the indices of the groups that this rank trains on."""
+        """Return the indices of the groups on which this rank trains."""
         ranks = self.passes.ranks
-        # Counting tokens compares all texts of a group, which one process can save.
+        # Counting tokens compares all texts of a group, which a single process need not do.
         costs = [group.num_tokens(self.passes.layout) if ranks.divides else 0 for group in groups]
         return ranks.share(range(len(groups)), costs)
 
@@ -87,11 +89,10 @@ class RewardLearner(PassesLearner):
         return log_odds(read_scores(self.policy, batch, passes.layout, passes.lean, accumulators))
 
     def _num_units(self, groups: Sequence[ScoredGroup]) -> float:
-        """Return the normalizer: the number of pairs, texts or steps."""
+        """Return the normalizer of the loss: the number of pairs, texts or steps."""
         if self.objective.kind == "preference":
             return len(groups)
-        # The normalizer is computed first, because the first micro-batch's backward pass needs the
-        # normalizer of the whole step.
+        # The first backward pass already needs the normalizer of the whole step.
         texts = [text for group in groups for text in group.texts]
         if self.objective.kind == "outcome":
             return len(texts)
@@ -100,7 +101,7 @@ class RewardLearner(PassesLearner):
         return place_weights(labels_M, torch.from_numpy(row_M), self.objective).sum().item()
 
     def _loss(self, scores_M: Tensor, batch: ScoreBatch) -> Tensor:
-        """Return the sum of the losses of a micro-batch."""
+        """Return the sum of the losses in a micro-batch."""
         objective = self.objective
         if objective.kind == "preference":
             chosen_P, rejected_P = scores_M.view(-1, 2).unbind(1)
@@ -109,7 +110,7 @@ class RewardLearner(PassesLearner):
         return (weights_M * label_losses(scores_M, batch.labels_M, objective.loss)).sum()
 
     def _facts(self, seen: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Return score metrics of the step, measured before the update."""
+        """Return metrics of the scores in the step, measured before the update."""
         scores_M = torch.cat([scores for scores, _ in seen]).double()
         labels_M = torch.cat([labels for _, labels in seen]).double()
         if self.objective.kind == "preference":

@@ -1,6 +1,7 @@
-"""Rewards per completion or per token, computed from verdicts.
+"""Rewards per completion or per token, computed from the verdicts.
 
-If a completion is unjudged, its reward may be any value. `advantages` excludes it.
+The reward of an unjudged completion may have any value, because no result uses it. `advantages`
+excludes it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from assay.model.packing import Batch
 
 
 def judged_rows(batch: Batch) -> Tensor:
-    """Return the mask of completions with a finite reward, [R] bool."""
+    """Return the mask of completions that have a finite reward, [R] bool."""
     return batch.judged_R & batch.rewards_R.isfinite()
 
 
 def reward_parts(batch: Batch, algorithm: Algorithm) -> dict[str, Tensor]:
-    """Return the terms of a completion's reward, [R] float64 each.
+    """Return the terms of the reward of each completion, [R] float64 each.
 
     outcome: The verdict's reward. If the algorithm has an ``outcome_gate``, groups without a passed
-        completion use the verdict's score instead. With ``keep = "correct"`` and no baseline, the
-        outcome is 1 for completions that passed, so that all kept completions have the same weight.
-    overlong: `overlong_penalty`, if there is a buffer; 0 in groups with a closed outcome gate.
-    kl: -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL.
+        completion use the score of the verdict instead. With ``keep = "correct"`` and no baseline,
+        the outcome is 1 for completions that passed, so that all of them have the same weight.
+        overlong: `overlong_penalty`, if a buffer is configured; 0 in groups whose outcome gate is
+        closed. kl: -kl_weight sum_t KL_t over the sampled tokens, if the reward has a KL term.
     """
     gate_R = _open_gates(batch)[batch.group_R] if algorithm.outcome_gate else None
     outcome_R = batch.rewards_R.double()
@@ -56,9 +57,9 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
         r_t = -kl_weight KL_t + [t is the last sampled token] (outcome + overlong).
 
-    This is equation 2 of Ziegler et al., 2019, per token (Stiennon et al., 2020; Ouyang et al.,
-    2022). Under credit ``turns``, the weighted score of a step is placed at the end of the step,
-    and the rest of the outcome at the end of the completion. The token rewards of a completion sum
+    The token reward is equation 2 of Ziegler et al., 2019 (Stiennon et al., 2020; Ouyang et al.,
+    2022). With the credit ``turns``, the weighted score of a step is at the end of the step, and
+    the rest of the outcome at the end of the completion. The token rewards of a completion add up
     to the completion's reward in `shape_rewards`.
     """
     parts = reward_parts(batch, algorithm)
@@ -67,7 +68,7 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
     judged_T = judged_rows(batch)[batch.row_T]
     acts_T = batch.sampled_T & judged_T
     index_T = torch.arange(batch.num_tokens, device=batch.device)
-    # The end of the row is not enough, because injected tokens may follow the last sampled token.
+    # Injected tokens may follow the last sampled token, so the end of the row is no sampled token.
     last_index_R = index_T.new_full((batch.num_rows,), -1).scatter_reduce_(
         0, batch.row_T, torch.where(acts_T, index_T, -1), "amax"
     )
@@ -84,11 +85,12 @@ def token_rewards(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
-    """Return the KL to the reference at each sampled token, times its row's factor, [T] float64.
+    """Return the KL to the reference at each sampled token, times the factor of its row, [T]
+    float64.
 
-    The preset selects the estimator. ``kl_clamp`` raises negative estimates to 0 (Dubois et al.,
-    2023, AlpacaFarm). Raises ValueError for a batch without the log-probabilities of
-    `Learner.score`.
+    The preset selects the estimator. ``kl_clamp`` raises negative KL estimates to 0 (Dubois et al.,
+    2023, AlpacaFarm). Raises ValueError if the batch lacks the log-probabilities that
+    `Learner.score` computes.
     """
     if batch.old_logprobs_T is None or batch.ref_logprobs_T is None:
         raise ValueError("a KL in the reward needs a batch that Learner.score has filled")
@@ -103,15 +105,17 @@ def token_kl(batch: Batch, algorithm: Algorithm) -> Tensor:
 
 
 def overlong_penalty(length_R: Tensor, max_tokens: int, buffer: int) -> Tensor:
-    """Return the penalty on completions within ``buffer`` tokens of the limit, [R] in [-1, 0].
+    """Return the penalty for completions within ``buffer`` tokens of the length limit, [R] in [-1,
+    0].
 
-    DAPO equation 13: 0 up to max_tokens - buffer tokens, then linear down to -1 at max_tokens.
+    The penalty is DAPO equation 13: 0 up to max_tokens - buffer tokens, then linear down to -1 at
+    max_tokens.
     """
     over_R = length_R.double() - (max_tokens - buffer)
     return -(over_R / buffer).clamp(0.0, 1.0)
 
 
 def _open_gates(batch: Batch) -> Tensor:
-    """Return the mask of groups with a judged completion that passed, [P] bool."""
+    """Return the mask of groups in which a judged completion passed, [P] bool."""
     passed_R = judged_rows(batch) & (batch.correct_R == 1)
     return row_sums(passed_R.long(), batch.group_R, batch.num_groups) > 0

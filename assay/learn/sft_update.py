@@ -1,4 +1,5 @@
-"""Supervised learner: optimizer steps on target completions or a teacher's distributions."""
+"""Supervised learner: optimizer steps on target completions or on the distributions of a
+teacher."""
 
 from __future__ import annotations
 
@@ -15,20 +16,22 @@ from assay.model.packing import Batch, MicroBatch
 
 
 class Teacher(Protocol):
-    """Target distributions for the tokens of a batch."""
+    """Target distributions for the tokens of a batch, from a teacher."""
 
     def target(self, micro_batch: MicroBatch, passes: Passes) -> Target:
-        """Return the distributions at the tokens of a micro-batch. passes: runner of the policy."""
+        """Return the target distributions at the tokens of a micro-batch. passes: runner of the
+        policy.
+        """
         ...
 
 
 class SFTLearner(PassesLearner):
-    """Trains a policy on traces: cross-entropy, optionally with distillation from a teacher.
+    """Trains a policy on traces by cross-entropy, optionally with distillation from a teacher.
 
-    cross_entropy: weight c of the cross-entropy in the loss. The teacher divergence has weight 1 -
-        c.
-    teacher: teacher for updates without a teacher of their own, such as the copy that each learner
-        rank loads.
+    cross_entropy: weight c of the cross-entropy in the loss. The divergence from the teacher has
+        the weight 1 - c.
+    teacher: teacher of updates that are called without a teacher, such as the copy that each
+        learner rank loads.
     """
 
     def __init__(
@@ -44,8 +47,8 @@ class SFTLearner(PassesLearner):
             With a teacher, the loss of a token is -c log p(token) + (1 - c) temperature^2 D.
 
         Here c is the weight of the cross-entropy, and D is the divergence of the two distributions
-        at the teacher's temperature (Hinton et al., 2015, arXiv 1503.02531, section 2). The square
-        of the temperature keeps the gradient scale. If there is no teacher, the loss has no
+        at the temperature of the teacher (Hinton et al., 2015, arXiv 1503.02531, section 2). The
+        factor temperature^2 keeps the scale of the gradient. Without a teacher, the loss has no
         divergence term. Raises OutOfMemory.
         """
         passes = self.passes
@@ -59,7 +62,7 @@ class SFTLearner(PassesLearner):
                 part_T = weights_T[micro_batch.token_index_T]
                 target = None if teacher is None else teacher.target(micro_batch, passes)
                 pull = 0.0 if target is None else (1 - self.cross_entropy) * target.temperature**2
-                # The gradient is known in advance, because the loss is linear in the statistics.
+                # The loss is linear in the token statistics, so its gradient is known in advance.
                 gains = Gains(
                     -self.cross_entropy * part_T,
                     divergence_T=None if target is None else pull * part_T,
@@ -78,7 +81,7 @@ class SFTLearner(PassesLearner):
         names = ("loss/total", "loss/nll", "entropy/mean", "loss/divergence")
         metrics = to_floats(dict(zip(names, torch.stack(sums).sum(0), strict=False)))
         if teacher is None:
-            # Without a teacher, loss/total would repeat loss/nll.
+            # Without a teacher, loss/total would only repeat loss/nll.
             del metrics["loss/total"]
         metrics["tokens/trained"] = float(batch.sampled_T.sum())
         return Update(metrics | step_metrics([report]), self.policy_version)

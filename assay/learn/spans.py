@@ -1,8 +1,8 @@
 """Cross-tokenizer distillation: a teacher with its own tokenizer scores spans of text.
 
-A span ends at each character at which both a policy token and a teacher token end. The
-log-probability of a span is the sum over its tokens, for either model. A span never ends inside a
-character, even if a tokenizer splits the character into several tokens.
+A span of text ends where both a token of the policy and a token of the teacher end. For either
+model, the log-probability of a span is the sum over the span's tokens. A span never ends inside of
+a character, even if a tokenizer splits the character into several tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from assay.learn.teacher import OpenTeacher, TeacherModel
 from assay.model.packing import Batch, pack
 from assay.types import Completion, Group, Verdict
 
-# Number of preceding tokens that can change the decoded text of the next tokens.
+# Number of preceding tokens that can change how the next tokens are decoded.
 CONTEXT = 8
-# The search for the end of a span stops after this many tokens.
+# The search for the end of a span stops after this number of tokens.
 LONGEST = 64
 # Tokenizers decode the bytes of an incomplete character to this replacement character.
 PIECE = "\ufffd"
@@ -36,13 +36,13 @@ Cut = tuple[int, int]
 
 
 class SpanTeacher:
-    """A frozen teacher with its own tokenizer.
+    """A frozen teacher that has its own tokenizer.
 
-    The teacher scores the decoded text of each completion after the teacher's own rendering of the
-    prompt.
+    The teacher renders the prompt with its own chat template, and scores the text of the completion
+    after it.
 
-    renderer: prompt renderer of the teacher, with the teacher's chat template.
-    tokenizer, eos_ids: tokenizer and end-of-sequence tokens of the policy.
+    renderer: prompt renderer with the chat template of the teacher.
+    tokenizer, eos_ids: tokenizer of the policy, and the tokens that end its completions.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SpanTeacher:
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
         """Return the teacher's log-probability of each span, [T] float32.
 
-        The result holds a span's log-probability at the span's last token. Its other tokens hold
+        The log-probability of a span is stored at the last token of the span. Its other tokens hold
         `GOES_ON`. `NO_SAY` marks tokens without a teacher score: tokens after an incomplete
         character, tokens after text that the teacher's tokenizer cannot encode, spans with injected
         tokens, and completions that exceed the teacher's context length.
@@ -82,8 +82,7 @@ class SpanTeacher:
                 groups.append(Group(problem, prompt, tuple(given)))
         if not groups:
             return torch.from_numpy(found).to(batch.device)
-        # The verdicts are placeholders:
-        # `pack` requires verdicts, although the teacher only computes log-probabilities.
+        # `pack` requires verdicts, but only log-probabilities are computed: these are placeholders.
         none = Verdict.not_judged("unavailable", "none@1")
         asked = pack(groups, [[none] * len(group.completions) for group in groups], batch.device)
         said = passes.logprobs(asked, self.model).cpu().double().numpy()
@@ -99,12 +98,12 @@ class SpanTeacher:
         return torch.from_numpy(found).to(batch.device)
 
     def _read(self, tokens: np.ndarray, before: np.ndarray, prompt: str) -> _Reading:
-        """Encode a completion with the teacher's tokenizer. before: the policy's prompt."""
+        """Encode a completion with the tokenizer of the teacher. before: the policy's prompt."""
         own = [int(token) for token in tokens]
         ended = bool(own) and own[-1] in self._eos_ids
         size = len(own) - ended
         whole = _decoded(self._tokenizer, own[:size])
-        # After an incomplete character, the teacher cannot encode the text.
+        # After an incomplete character, the teacher cannot encode the text of the completion.
         text, broken, _ = whole.partition(PIECE)
         ended = ended and not broken
         theirs = self.renderer.tokenizer
@@ -129,16 +128,16 @@ AnyTeacher = OpenTeacher | SpanTeacher
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """Teacher tokens of a completion, and the ends of its spans."""
+    """Tokens of the teacher for a completion, and the ends of the spans."""
 
     tokens: np.ndarray
     cuts: list[Cut]
 
 
 def common_ends(ours: Sequence[int | None], theirs: Sequence[int | None]) -> list[Cut]:
-    """Return the pairs of token counts that end at the same character.
+    """Return the pairs of token counts (policy, teacher) that end at the same character.
 
-    ours, theirs: results of `text_ends` for the policy and the teacher.
+    ours, theirs: results of `text_ends` for the policy and for the teacher.
     """
     behind = [{end: n for n, end in enumerate(ends, 1) if end} for ends in (ours, theirs)]
     return [(n, behind[1][end]) for end, n in behind[0].items() if end in behind[1]]
@@ -147,11 +146,11 @@ def common_ends(ours: Sequence[int | None], theirs: Sequence[int | None]) -> lis
 def text_ends(
     tokenizer: Any, before: Sequence[int], tokens: Sequence[int], text: str
 ) -> list[int | None]:
-    """Return the character offset in ``text`` at the end of each token.
+    """Return the character offset in ``text`` at which each token ends.
 
-    A None entry marks a token that ends inside a character or decodes to different text. before:
-    the tokens that precede the text. Each decoding step covers only the few tokens that a complete
-    character needs.
+    None marks a token that ends inside of a character, or that decodes to different text. before:
+    the tokens that precede ``text``. Each decoding step covers only the few tokens that form a
+    complete character.
     """
     every = [*before[-CONTEXT:], *tokens]
     first = len(every) - len(tokens)
@@ -166,7 +165,7 @@ def text_ends(
         if now.startswith(known) and not piece.endswith(PIECE) and text.startswith(piece, done):
             done += len(piece)
             ends.append(done)
-            # Decoding restarts at the end of the previous span, so that the cost stays linear.
+            # Decoding restarts at the end of the previous span, so that the total cost is linear.
             anchor, settled = settled, end
             known = _decoded(tokenizer, every[anchor:settled])
         else:
@@ -175,5 +174,5 @@ def text_ends(
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
-    # Cleanup of spaces is off, because it would remove spaces that the policy has generated.
+    # Cleanup of spaces is off, because it would remove spaces that the policy generated.
     return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -1,7 +1,7 @@
-"""Surrogate losses per token, as functions of the ratio between the new and the old policy.
+"""Surrogate losses per token, as functions of the ratio of the new policy to the old policy.
 
-Each function returns the unweighted token loss [T], with gradient. Clipped surrogates also return
-the mask of active clips.
+Each function returns the unweighted loss of each token, [T], with gradient. Clipped surrogates also
+return the mask of tokens whose clip is active.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ the gradient could be infinite, or NaN after multiplication by the 0 of a clippe
 
 
 def log_ratio(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
-    """Return logprobs - old_logprobs, [T], clamped to +-`MAX_LOG_RATIO`."""
+    """Return the log-ratio logprobs - old_logprobs, [T], clamped to +-`MAX_LOG_RATIO`."""
     return (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -28,15 +28,18 @@ def leveled_log_ratio(
     level: RatioLevel,
     batch: Batch | None,
 ) -> Tensor:
-    """Return the log-ratio at its level, [T], for d_t per token and N sampled tokens in a row.
+    """Return the log-ratio at its level, [T], where d_t is the log-ratio of a token and N the
+    number of sampled tokens in a row.
 
         token: d_t (PPO).
-        sequence_mean: (1/N) sum_t d_t, the log of the ratios' geometric mean (GSPO equation 7).
-        sequence_product: sum_t d_t, the log-ratio of completions (DeepSeek-R1 equation 1).
+        sequence_mean: (1/N) sum_t d_t, the logarithm of the geometric mean of the ratios (GSPO
+        equation 7). sequence_product: sum_t d_t, the log-ratio of the whole completion (DeepSeek-R1
+        equation 1).
 
-    All tokens of a row share the row's log-ratio, clamped to +-`MAX_LOG_RATIO`, and therefore the
-    row's surrogate. The aggregation ``sequence_mean`` counts the surrogate once per row, as in the
-    papers. All other aggregations count the surrogate once per token.
+    At the sequence levels, all tokens of a row share the log-ratio of the row, clamped to
+    +-`MAX_LOG_RATIO`, and therefore its surrogate. The aggregation ``sequence_mean`` counts the
+    surrogate of a row once, as in the papers. All other aggregations count the surrogate of a row
+    once per token.
     """
     if level == "token":
         return log_ratio_T
@@ -53,14 +56,14 @@ def clipped_surrogate(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (-min(r A, clip(r, 1 - low, 1 + high) A), whether the clip is active), both [T].
+    """Return (-min(r A, clip(r, 1 - low, 1 + high) A), mask of tokens whose clip is active), [T]
+    each.
 
     The clipped surrogate is equation 7 of Schulman et al., 2017 (PPO), and with unequal ranges
     equation 10 of DAPO. With a dual clip c, tokens with A < 0 have the loss -max(min(r A, clip(r)
     A), c A) (Ye et al., 2020, arXiv 1912.09729, equation 5).
     """
-    # The smaller of the two gains is taken: beyond the clip, a ratio that lowers the gain keeps its
-    # gradient.
+    # The smaller gain is taken: beyond the clip, a ratio that lowers the gain keeps its gradient.
     clipped_ratio_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
     unclipped_T = ratio_T * advantages_T
     surrogate_T = torch.minimum(unclipped_T, clipped_ratio_T * advantages_T)
@@ -72,10 +75,10 @@ def clipped_surrogate(
 def ratio_surrogate(
     ratio_T: Tensor, advantages_T: Tensor, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (-r A, whether the dual clip is active), both [T].
+    """Return (-r A, mask of tokens whose dual clip is active), [T] each.
 
-    This is equation 14 of Schulman et al., 2015 (TRPO), and equations 6 and 8 of Schulman et al.,
-    2017 (PPO).
+    The ratio surrogate is equation 14 of Schulman et al., 2015 (TRPO), and equations 6 and 8 of
+    Schulman et al., 2017 (PPO).
     """
     unclipped_T = ratio_T * advantages_T
     surrogate_T = unclipped_T
@@ -91,10 +94,11 @@ def cispo_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of clipped weights), both [T].
+    """Return (-sg(clip(r, 1 - low, 1 + high)) A log p, mask of tokens with a clipped weight), [T]
+    each.
 
-    The surrogate follows equations 4 and 5 of MiniMax-M1 (arXiv 2506.13585). sg stops the gradient
-    through the weight, so that a clipped token keeps its own gradient.
+    The ``cispo`` surrogate follows equations 4 and 5 of MiniMax-M1 (arXiv 2506.13585). The operator
+    sg stops the gradient through the weight, so that a clipped token keeps its own gradient.
     """
     ratio_T = ratio_T.detach()
     weight_T = ratio_T.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -110,19 +114,20 @@ def mirror_surrogate(
 ) -> Tensor:
     """Return -A log p + (tau / 2) S^2 / N, [T].
 
-    S is the sum of the log-ratios over the row's N sampled tokens. The sum over a row is -A log
-    p(y) + (tau / 2) (log p(y) / p_old(y))^2. The negated gradient of a row's loss is the gradient
-    of Kimi k1.5 (arXiv 2501.12599), section 2.3.2, with p_old the policy before the update.
+    In the term with tau, S is the sum of the log-ratios over the N sampled tokens of the row.
+    Summed over a row, the loss is -A log p(y) + (tau / 2) (log p(y) / p_old(y))^2. The negated
+    gradient of the loss of a row is the gradient of Kimi k1.5 (arXiv 2501.12599), section 2.3.2,
+    with p_old the policy before the update.
     """
     row_T, total_R, num_R = _row_log_ratio(log_ratio_T, batch)
     return -advantages_T * logprobs_T + 0.5 * tau * of_rows(total_R.square() / num_R, row_T)
 
 
 def importance_weight(old_logprobs_T: Tensor, behavior_logprobs_T: Tensor, cap: float) -> Tensor:
-    """Return min(p_old / p_behavior, cap), [T], without gradient.
+    """Return the importance weight min(p_old / p_behavior, cap), [T], without gradient.
 
-    This is truncated importance sampling between the generator's policy and the learner's policy
-    before the update (Ionides 2008; for language models Yao et al., 2025).
+    The weight is truncated importance sampling between the generator's policy and the learner's
+    policy before the update (Ionides 2008; for language models Yao et al., 2025).
     """
     return log_ratio(old_logprobs_T, behavior_logprobs_T).exp().clamp(max=cap).detach()
 
@@ -133,10 +138,10 @@ def _bounded_below(surrogate_T: Tensor, advantages_T: Tensor, dual_clip: float) 
 
 
 def _row_log_ratio(log_ratio_T: Tensor, batch: Batch | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (row_T, sum of each row's sampled log-ratios [R], number of sampled tokens [R]).
+    """Return (row_T, sum of the sampled log-ratios of each row [R], number of sampled tokens [R]).
 
-    The number of sampled tokens is at least 1 in the result, as a divisor. Raises ValueError
-    without a batch.
+    The number of sampled tokens is at least 1 in the result, because it is a divisor. Raises
+    ValueError without a batch.
     """
     if batch is None:
         raise ValueError("a ratio of whole completions needs the batch that they are of")

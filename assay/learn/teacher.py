@@ -1,5 +1,5 @@
-"""Teachers that return next-token distributions: a local model, or a remote model with top-k
-log-probabilities."""
+"""Teachers that return next-token distributions: a local model, or a remote model that returns
+top-k log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TopK = tuple[Tensor, Tensor, Tensor]
 
 
 class TeacherModel:
-    """A frozen local teacher and its divergence from the policy.
+    """A frozen teacher model in this process, and its divergence from the policy.
 
-    The layers may be on another device than the policy. The head runs on ``device``, the device of
-    the policy's head.
+    The layers of the teacher may be on a different device than the policy. The output head of the
+    teacher runs on ``device``, the device of the policy's head.
 
-    context_length: maximum number of tokens per sequence; None: unlimited.
+    context_length: maximum number of tokens per sequence; None means no limit.
     """
 
     def __init__(
@@ -40,20 +40,19 @@ class TeacherModel:
         self.divergence, self.context_length = divergence, context_length
         self._device = next(model.parameters()).device
         head = Head.of(model)
-        # Hidden states are copied between devices, because hidden states [T, D] are smaller than
-        # logits [T, V].
+        # Hidden states [T, D] are smaller than logits [T, V], so they are copied between devices.
         bias_V = None if head.bias_V is None else head.bias_V.to(device)
         self._head = Head(head.weight_VD.to(device), bias_V, head.scale, head.softcap)
 
     @torch.no_grad()
     def target(self, micro_batch: MicroBatch, passes: Passes) -> TeacherStates:
-        """Return the teacher's distributions at the tokens of a micro-batch, by a forward pass."""
+        """Compute the teacher's distributions at the tokens of a micro-batch by a forward pass."""
         inputs = micro_batch.to(self._device).inputs(passes.layout)
         hidden_TD = hidden_states(self.model, inputs, passes.lean)
         return TeacherStates(self._head, hidden_TD.to(passes.device), self.divergence)
 
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
-        """Return the top-k tokens of `TeacherStates.top_k` for each row of a batch."""
+        """Return the top-k tokens (`TeacherStates.top_k`) for each row of a batch."""
         found: dict[int, TopK] = {}
         with passes.open():
             for part in passes.split(batch):
@@ -69,12 +68,12 @@ class TeacherModel:
         return len(self._head.weight_VD)
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return the log-probability of each token, [T] float32."""
+        """Return the log-probability of each token under the teacher, [T] float32."""
         return passes.logprobs(batch, self.model)
 
 
 class CachedTeacher:
-    """Top-k distributions of one batch, in the batch's token order."""
+    """Top-k distributions of a teacher for one batch, in the order of the batch's tokens."""
 
     def __init__(self, found: TopK, divergence: Divergence) -> None:
         self._found = found
@@ -88,10 +87,10 @@ class CachedTeacher:
 
 
 class TeacherElsewhere(ABC):
-    """A teacher in another process that returns top-k log-probabilities for each token.
+    """A teacher in another process, which returns top-k log-probabilities for each token.
 
-    count: k. All tokens outside the top k count as one event in the divergence. size: vocabulary
-    size of the policy.
+    count: k. In the divergence, all tokens outside of the top k count as one event. size: number of
+    tokens in the policy's vocabulary.
     """
 
     model = None
@@ -102,11 +101,11 @@ class TeacherElsewhere(ABC):
 
     @abstractmethod
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
-        """Return the top-k tokens as in `TeacherModel.top_k`."""
+        """Return the top-k tokens in the format of `TeacherModel.top_k`."""
 
     @abstractmethod
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return token log-probabilities as in `TeacherModel.logprobs`."""
+        """Return token log-probabilities in the format of `TeacherModel.logprobs`."""
 
     def cached(self, batch: Batch, passes: Passes) -> CachedTeacher:
         """Query the teacher for all tokens of a batch, and return the results."""
@@ -123,17 +122,17 @@ class TeacherElsewhere(ABC):
 
 
 class AbsentTeacher(TeacherElsewhere):
-    """Stand-in for a teacher that only rank 0 queries, used in the other learner ranks."""
+    """Replacement in the other learner ranks for a teacher that only rank 0 queries."""
 
     def __init__(self) -> None:
         super().__init__(1, 1, Divergence())
 
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
-        """Raise, because only rank 0 sends the teacher's results."""
+        """Raise an error, because only rank 0 may send the teacher's results."""
         raise AssertionError("only rank 0 queries this teacher")
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Raise, because only rank 0 sends the teacher's results."""
+        """Raise an error, because only rank 0 may send the teacher's results."""
         raise AssertionError("only rank 0 queries this teacher")
 
 

@@ -1,12 +1,14 @@
-"""Trust region policy optimization: a natural gradient step with a bound on KL(old || new).
+"""Trust region policy optimization: a natural gradient step that keeps KL(old || new) below a
+limit.
 
-Schulman et al., 2015 (TRPO, arXiv 1502.05477), appendix C. The conjugate gradient method solves F s
-= -g, with F the Fisher matrix and g the gradient, by products of F and vectors only. The quadratic
-model of the KL gives the step length. A line search then checks the true surrogate and the true KL.
+The method is TRPO (Schulman et al., 2015, arXiv 1502.05477), appendix C. The conjugate gradient
+method solves F s = -g only by products of F with vectors; F is the Fisher matrix and g the
+gradient. A quadratic approximation of the KL gives the length of the step. A line search then
+checks the step with the true surrogate and the true KL.
 
 This method suits small models. A natural gradient step stores several vectors of the model's size,
-the [T, V] log-probabilities of the minibatch, and the graph of a gradient. A step takes about a
-dozen products with F, the Fisher matrix, and each product costs more than a gradient.
+the [T, V] log-probabilities of the minibatch, and the graph of a gradient. A natural gradient step
+takes about a dozen products with the Fisher matrix, each of which costs more than a gradient.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ Product = Callable[[Tensor], Tensor]
 class NaturalStep:
     """Result of a natural gradient step.
 
-    kl, improvement: KL(old || new) and decrease of the loss at the end of the line search.
-    backtracks: number of times the line search halved the step.
-    cg_residual: residual |F s + g| / |g| of the conjugate gradient method, with damping.
-    length: factor on the natural direction.
-    taken: whether the step was taken; if False, the parameters are unchanged, and kl, improvement
-        and length are 0.
+    kl, improvement: KL(old || new) and decrease of the loss, both at the end of the line search.
+    backtracks: number of times that the line search halved the step.
+    cg_residual: relative residual |F s + g| / |g| of the conjugate gradient method, with damping.
+    length: factor by which the natural direction was multiplied.
+    taken: whether the step was taken; if not, the parameters are unchanged, and kl, improvement and
+        length are 0.
     """
 
     kl: float
@@ -77,7 +79,7 @@ def natural_step(
     damping: float = DAMPING,
     cg_iterations: int = CG_ITERATIONS,
 ) -> NaturalStep:
-    """Change ``parameters`` in place by one TRPO step, and return the result.
+    """Change ``parameters`` in place by one TRPO step, and return the result of the step.
 
         (F + damping I) s = -g,   step = beta s,   beta = sqrt(2 max_kl / s'Fs).
 
@@ -85,9 +87,9 @@ def natural_step(
     appendix C). After `MAX_BACKTRACKS` halvings, or if a value is not finite, the parameters are
     restored bit for bit.
 
-    gradients: gradient of the loss at the parameters.
-    fisher: product of F, the Hessian of the mean KL, with a flat vector.
-    evaluate: returns (loss, KL(old || new)) at the current parameters.
+    gradients: gradient of the loss at the current parameters.
+    fisher: function that multiplies a flat vector by F, the Hessian of the mean KL.
+    evaluate: function that returns (loss, KL(old || new)) at the current parameters.
     """
     gradient = torch.cat([part.flatten() for part in gradients])
     direction, residual = conjugate_gradient(
@@ -95,7 +97,7 @@ def natural_step(
     )
     curvature = torch.dot(direction, fisher(direction)).item()
     refused = NaturalStep(0.0, 0.0, 0, residual, 0.0, taken=False)
-    # If the curvature s'Fs is not positive, the step length is undefined, so no step is taken.
+    # If the curvature s'Fs is not positive, the length of the step is undefined: no step is taken.
     if not (curvature > 0 and math.isfinite(curvature)):
         return refused
     length = math.sqrt(2.0 * max_kl / curvature)
@@ -107,7 +109,7 @@ def natural_step(
             for parameter, start, part in zip(parameters, old, parts, strict=True):
                 parameter.copy_(start + length * part.view_as(start))
         after, kl = evaluate()
-        # Both comparisons are False for NaN, so a step with NaN is rejected.
+        # Both comparisons are False for NaN, so a step that gives NaN is rejected.
         if after < before and kl <= max_kl:
             return NaturalStep(kl, before - after, backtracks, residual, length, taken=True)
         length *= SHRINK
@@ -120,10 +122,11 @@ def natural_step(
 def conjugate_gradient(
     product: Product, target: Tensor, iterations: int = CG_ITERATIONS
 ) -> tuple[Tensor, float]:
-    """Solve A x = b for a positive definite A, from x = 0. Return (x, |A x - b| / |b|).
+    """Solve A x = b for a positive definite matrix A, starting at x = 0. Return the solution and
+    its relative residual, (x, |A x - b| / |b|).
 
-    Hestenes and Stiefel 1952. x is exact, up to rounding, after as many iterations as A has
-    distinct eigenvalues. product: multiplies A with a vector.
+    Hestenes and Stiefel 1952. After as many iterations as A has distinct eigenvalues, x is exact up
+    to rounding. product: function that multiplies a vector by A.
     """
     solution = torch.zeros_like(target)
     residual = target.clone()
@@ -143,12 +146,13 @@ def conjugate_gradient(
 
 
 class TokenKL:
-    """Mean KL(old || new) over the loss tokens of micro-batches, exact over the vocabulary.
+    """Mean KL(old || new) over the loss tokens of micro-batches, summed exactly over the
+    vocabulary.
 
-    The old policy is the policy at the time of construction. masks: loss tokens of each
-    micro-batch. The forward pass uses the model's own modules in the plain layout, which support
-    second derivatives.
-    ranks: learner ranks that hold the other micro-batches.
+    The old policy is the policy when this object is constructed. masks: mask of the loss tokens in
+    each micro-batch. The forward pass uses the model's own modules and the plain layout, which
+    support second derivatives.
+    ranks: learner ranks that have the other micro-batches.
     """
 
     def __init__(
@@ -172,11 +176,11 @@ class TokenKL:
 
     @torch.no_grad()
     def look(self) -> tuple[list[Tensor], list[Tensor], float]:
-        """Return (token log-probabilities, entropies, KL) at the current policy.
+        """Return (log-probabilities of the tokens, entropies, KL) at the current policy.
 
         The log-probabilities and entropies are lists of [T] tensors, one per micro-batch.
         """
-        # The kept gradient is dropped, because it belongs to earlier parameters.
+        # The stored gradient belongs to earlier parameters, so it is dropped.
         self._kept = None
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
@@ -191,14 +195,14 @@ class TokenKL:
     def fisher(self, vector: Tensor) -> Tensor:
         """Return the product of the Fisher matrix at the current policy with a flat vector.
 
-        F is the Hessian of the mean KL with respect to the new policy's parameters, at new = old
-        (Schulman et al., 2015, appendix C.1). The product is the gradient of the dot product of the
-        KL's gradient with the vector.
+        The Fisher matrix is the Hessian of the mean KL with respect to the new policy's parameters,
+        at new = old (Schulman et al., 2015, appendix C.1). The product is the gradient of the dot
+        product of the KL's gradient with the vector.
         """
         product = torch.zeros_like(vector)
         for n in range(len(self._parts)):
             gradient = self._gradient(n)
-            # The graph of a single micro-batch is kept for the next product.
+            # If there is one micro-batch, its graph is kept for the next product.
             retain = gradient is self._kept
             product += self._flat(
                 torch.autograd.grad(
@@ -212,26 +216,25 @@ class TokenKL:
         return product
 
     def _gradient(self, n: int) -> Tensor:
-        """Return the gradient of one micro-batch's KL with its graph. The gradient itself is 0,
-        because the new policy equals the old, but `product` differentiates it again."""
+        """Return the gradient of the KL of one micro-batch, with its graph. The gradient is 0,
+        because the new policy equals the old policy, but `product` differentiates it again."""
         if self._kept is not None:
             return self._kept
         micro_batch, mask_T = self._parts[n]
-        # The math backend is used, because fused attention has no second derivative.
+        # Fused attention has no second derivative, so torch's math backend is used.
         with sdpa_kernel(SDPBackend.MATH):
             new_TV = self._logprobs(micro_batch)
             kl = mean_kl(new_TV.detach(), new_TV, mask_T, self._num_tokens)
             gradient = self._flat(
                 torch.autograd.grad(kl, self.parameters, create_graph=True, materialize_grads=True)
             )
-        # The graph of only one micro-batch is kept, because the graphs of all micro-batches would
-        # need too much memory.
+        # The graphs of all micro-batches would need too much memory: only one graph is kept.
         if len(self._parts) == 1:
             self._kept = gradient
         return gradient
 
     def _logprobs(self, micro_batch: MicroBatch) -> Tensor:
-        """Return the log-probabilities over the vocabulary at each token, [T, V]."""
+        """Return the log-probabilities of all vocabulary entries at each token, [T, V]."""
         head = Head.of(self.model)
         hidden_TD = module_hidden_states(self.model, micro_batch.plain_inputs)
         logits_TV = nn.functional.linear(hidden_TD, head.weight_VD, head.bias_V) * head.scale
@@ -245,6 +248,6 @@ class TokenKL:
 
 
 def mean_kl(old_TV: Tensor, new_TV: Tensor, mask_T: Tensor, num_tokens: int) -> Tensor:
-    """Return sum_t KL(old_t || new_t) / num_tokens over the mask."""
+    """Return sum_t KL(old_t || new_t) / num_tokens over the tokens in the mask."""
     kl_T = (old_TV.exp() * (old_TV - new_TV)).sum(-1)
     return torch.where(mask_T, kl_T, 0.0).sum() / num_tokens

@@ -1,4 +1,4 @@
-"""Policy learner of one process: scores packed batches and updates the policy."""
+"""Policy learner of one process: it scores packed batches and updates the policy."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ MAX_ERROR = 0.2
 class PolicyLearner(PassesLearner):
     """Trains a policy with an algorithm preset.
 
-    total_steps: optimizer steps of the critic, for its learning-rate schedule. The policy takes no
-        steps during the critic's warm-up.
+    total_steps: number of optimizer steps of the critic, for its learning-rate schedule. During the
+        critic's warm-up, the policy takes no steps.
     epochs: passes over each batch.
     num_minibatches: number of optimizer steps per epoch, each on a share of the groups.
-    keep_reference: measure the KL to the initial policy even if the algorithm has no KL term.
-    teacher: teacher that replaces the reference.
-    critic: critic settings, if the algorithm has a critic.
-    critic_start: initial value model of a critic with its own layers; None: a copy of the policy.
-    seed: seed of the assignment of groups to minibatches.
-    kl_factors: factor of the KL to the reference by tag. If several tags of a problem have a
-    factor, the factor of the first tag counts.
+    keep_reference: whether to measure the KL to the initial policy even if the algorithm has no KL
+    term. teacher: teacher that replaces the reference in KL terms.
+    critic: settings of the critic, if the algorithm has one.
+    critic_start: initial value model of a critic with its own layers; None means a copy of the
+    policy. seed: seed for the assignment of groups to minibatches.
+    kl_factors: factor of the KL to the reference, by tag of the problem. If several tags of a
+    problem have a KL factor, the first of these tags counts.
 
     ``algorithm`` is the preset in effect, whose dynamic weights change from batch to batch.
 
-    Construct the learner before loading a checkpoint: the reference is a copy of the policy at
-    construction. Raises ModelError, and ConfigError if critic and algorithm are incompatible.
+    The learner must be constructed before a checkpoint is loaded, because the reference is a copy
+    of the policy at construction. Raises ModelError, and ConfigError if the critic does not fit the
+    algorithm.
     """
 
     def __init__(
@@ -94,21 +95,22 @@ class PolicyLearner(PassesLearner):
 
     @property
     def all_passes(self) -> list[Passes]:
-        """Forward/backward runners of the policy and of the critic."""
+        """Runners of the policy and of the critic."""
         return [self.passes, *([] if self.critic is None else [self.critic.passes])]
 
     @property
     def all_optimizers(self) -> list[Optimizer]:
-        """Optimizers of the policy and of the critic. A shared critic has an optimizer for its head
-        only."""
+        """Optimizers of the policy and of the critic. A critic that shares the policy's layers has
+        an optimizer only for its head."""
         return [self.optimizer, *([] if self.critic is None else [self.critic.optimizer])]
 
     @property
     def scores_first(self) -> bool:
-        """Whether the update needs old log-probabilities in advance.
+        """Whether the update needs old log-probabilities before its first forward pass.
 
-        With one minibatch, the first forward pass of the update already yields the old
-        log-probabilities. With one minibatch, the separate scoring pass is therefore skipped.
+        With one minibatch, the first forward pass of the update already gives the old
+        log-probabilities. With one minibatch, a separate pass to score the batch is therefore
+        skipped.
         """
         return self.num_minibatches > 1 or self.algorithm.kl_in_reward
 
@@ -118,7 +120,7 @@ class PolicyLearner(PassesLearner):
         verdicts: Sequence[Sequence[Verdict]],
         temperature: float | None = None,
     ) -> Batch:
-        """Pack groups and verdicts on the policy's device, and score the batch (`score_batch`)."""
+        """Pack groups and verdicts on the policy's device, and score the batch by `score_batch`."""
         if temperature is not None:
             # A teacher that only rank 0 queries scores before the shared call sets the temperature.
             self.passes.temperature = temperature
@@ -128,14 +130,12 @@ class PolicyLearner(PassesLearner):
             factor_P = torch.tensor(factors, dtype=torch.float32, device=self.device)
             batch = replace(batch, kl_factor_R=factor_P[batch.group_R])
         if self.passes.ranks.size > 1:
-            # Only rank 0 is connected to a remote teacher, or has the problems that a teacher with
-            # its own tokenizer renders.
+            # Only rank 0 is connected to a remote teacher, or has problems for it to render.
             if isinstance(self.reference, TeacherElsewhere | SpanTeacher):
                 with self.clock.phase("score"), self.passes.open():
                     logprobs_T = self.reference.logprobs(batch, self.passes)
                 batch = replace(batch, ref_logprobs_T=logprobs_T)
-            # Problems are removed before sending, because they contain answers and tests, which
-            # other ranks do not need.
+            # Problems contain answers and tests, which other ranks do not need: they are not sent.
             batch = replace(batch, problems=())
         return self.score_batch(batch, temperature)
 
@@ -145,9 +145,10 @@ class PolicyLearner(PassesLearner):
 
     @torch.no_grad()
     def score_batch(self, batch: Batch, temperature: float | None = None) -> Batch:
-        """Add old log-probabilities, reference log-probabilities and values to the batch as needed.
+        """Add the old log-probabilities, reference log-probabilities and values that the batch
+        still needs.
 
-        temperature: sampling temperature from this batch on; None: unchanged.
+        temperature: sampling temperature from this batch on; None leaves it unchanged.
         """
         if temperature is not None:
             self.passes.temperature = temperature
@@ -168,14 +169,14 @@ class PolicyLearner(PassesLearner):
     def update(self, batch: Batch, advantages: Advantages) -> Update:
         """Train on a scored batch for ``epochs`` epochs.
 
-        Normalizers count all tokens of an optimizer step, so the loss does not depend on the split
-        into micro-batches. Groups without gradient get a forward pass only, because entropy, KL and
-        mismatch cover all completions. A minibatch without gradient takes no optimizer step:
-        weights, moments, weight decay, schedule and policy version stay unchanged. If the critic's
-        values equal the returns, the critic takes no step, and the batch does not count as warm-up.
-        The update stops before the first step at which KL(old || new) exceeds `Algorithm.stop_kl`.
-        If the critic has a warm-up, the first batches train the critic only. Dynamic weights change
-        at the end of an update. Raises OutOfMemory.
+        The normalizers count all tokens of an optimizer step, so the loss does not depend on the
+        split into micro-batches. Groups without gradient get only a forward pass, because entropy,
+        KL and mismatch cover all completions. A minibatch without gradient takes no optimizer step:
+        weights, moments, weight decay, schedule and policy version stay unchanged. If the values of
+        the critic equal the returns, the critic takes no step, and the batch does not count as
+        warm-up. The update stops before the first step at which KL(old || new) exceeds
+        `Algorithm.stop_kl`. If the critic has a warm-up, the first batches train only the critic.
+        The dynamic weights of the preset change at the end of an update. Raises OutOfMemory.
         """
         row, passes, critic_update = self.algorithm, self.passes, None
         carries_T = carriers(row, advantages)
@@ -194,7 +195,7 @@ class PolicyLearner(PassesLearner):
                 micro_batches = policy.begin_step(groups, epoch)
                 part = number, len(steps)
                 for micro_batch in passes.each(micro_batches, "update", part):
-                    # Before the first optimizer step every ratio is 1, so the gradient is known.
+                    # Before the first optimizer step, every ratio is 1, so the gradient is known.
                     gains = policy.gains(micro_batch) if epoch == 0 else None
                     with passes.recomputed():
                         stats = passes.stats(micro_batch, expected=gains)
@@ -205,12 +206,10 @@ class PolicyLearner(PassesLearner):
                         joint = (
                             critic_update.joint_loss(micro_batch, stats) if critic_update else 0.0
                         )
-                        # One backward pass serves both losses, because policy and critic share
-                        # layers.
+                        # Policy and critic share layers, so one backward pass serves both losses.
                         passes.backward(parts.loss + joint)
                     policy.add_loss(micro_batch, parts)
-                # The KL is exchanged first, because ranks must agree on it before any rank decides
-                # to stop.
+                # The ranks exchange the KL first: all of them must make the same decision to stop.
                 policy.exchange()
                 if policy.learns_now and policy.went_too_far():
                     break
@@ -223,20 +222,21 @@ class PolicyLearner(PassesLearner):
         with fixed_order(self.device):
             metrics = update_metrics(policy) | (critic_update.finish() if critic_update else {})
             metrics |= self._finish(metrics, batch.num_rows) | reward_metrics(batch, row)
-        # Without a scoring pass, the first forward pass yields the old log-probabilities.
+        # Without a separate scoring pass, the first forward pass gives the old log-probabilities.
         batch = replace(batch, old_logprobs_T=policy.old_logprobs_T)
         return Update(metrics, self.policy_version, batch, advantages.advantages_T)
 
     @property
     def state_version(self) -> int:
-        """Number of optimizer steps of the policy and the critic."""
+        """Number of optimizer steps of the policy and of the critic."""
         critic = 0 if self.critic is None else self.critic.optimizer.num_steps
         return self.policy_version + critic
 
     def save_state(self, folder: Path) -> None:
-        """Write the policy in Hugging Face layout, and the state of optimizer and algorithm.
+        """Write the policy in Hugging Face layout, and the state of the optimizer and of the
+        algorithm.
 
-        The critic's state is written to a subfolder.
+        The state of the critic is written to a subfolder.
         """
         self.passes.save_state(folder)
         state: dict[str, float] = {name: getattr(self.algorithm, name) for name in self._moving}
@@ -248,9 +248,11 @@ class PolicyLearner(PassesLearner):
             (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
-        """Restore the state of `save_state`, bit for bit, into the live policy. Raises RunError.
+        """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises
+        RunError.
 
-        The learner has no random state: shuffles are a function of seed and policy version.
+        The learner has no random state, because shuffles depend only on the seed and the policy
+        version.
         """
         super().load_state(folder)
         if self.critic is None and not self._moving:
@@ -276,7 +278,7 @@ class PolicyLearner(PassesLearner):
         return minibatches(batch.num_groups, *settings)
 
     def _check_trust_region(self) -> None:
-        """Reject settings that a natural gradient step does not support."""
+        """Reject settings that a natural gradient step (TRPO) does not support."""
         if self.algorithm.trust_region is None:
             return
         if self.critic is not None and self.critic.shared:
@@ -290,10 +292,10 @@ class PolicyLearner(PassesLearner):
             )
 
     def _finish(self, metrics: Mapping[str, float], num_completions: int) -> dict[str, float]:
-        """Adjust the algorithm's dynamic weights, and return their values in this update.
+        """Adjust the dynamic weights of the algorithm, and return their values in this update.
 
-        The weights stay unchanged if the policy took no step, because such a batch has no
-        information about their effect.
+        If the policy took no step, the weights stay unchanged, because the batch shows nothing
+        about their effect.
         """
         row = self.algorithm
         if metrics["optimizer/steps"]:
@@ -314,16 +316,16 @@ class PolicyLearner(PassesLearner):
 def minibatches(
     num_groups: int, num_minibatches: int, epochs: int, seed: int, version: int
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield (epoch, groups) of each optimizer step; the order is a function of seed and version.
+    """Yield (epoch, groups) for each optimizer step; the order depends on the seed and the policy
+    version.
 
-    Groups stay whole and are split as evenly as possible. An epoch with fewer groups than
-    minibatches has fewer steps.
+    Groups stay whole, and are divided among the steps as evenly as possible. An epoch with fewer
+    groups than minibatches has fewer optimizer steps.
     """
     for epoch in range(epochs):
         order = np.arange(num_groups)
         if num_minibatches > 1:
-            # The order is a function of seed, version and epoch, so a resumed run needs no saved
-            # random state.
+            # Seed, version and epoch determine the order: a resumed run needs no random state.
             order = np.random.default_rng((seed, version, epoch)).permutation(num_groups)
         for part in np.array_split(order, num_minibatches):
             if len(part):
@@ -333,16 +335,16 @@ def minibatches(
 def next_penalty_weight(weight: float, kl: float, target: float) -> float:
     """Return the weight of the penalty on KL(old || new) for the next update.
 
-        kl < target / 1.5: weight / 2.
-        kl > target * 1.5: weight * 2.
+        If kl < target / 1.5, the new weight is weight / 2.
+        If kl > target * 1.5, the new weight is weight * 2.
 
-    The rule for the penalty's weight is that of Schulman et al., 2017 (PPO), section 4. The value
-    ``kl`` is measured after the update that used ``weight``, in the unit of ``target``. A ``kl`` of
-    NaN leaves the weight unchanged. The weight never reaches 0, because doubling could not increase
-    a weight of 0.
+    This rule for the penalty weight is that of Schulman et al., 2017 (PPO), section 4. ``kl`` is
+    measured after the update that used ``weight``, in the unit of ``target``. If ``kl`` is NaN, the
+    penalty weight stays unchanged. The penalty weight never reaches 0, because doubling could not
+    increase a weight of 0.
     """
     if kl < target / PENALTY_BAND:
-        # The weight is kept above 0, because doubling could never increase a weight of 0.
+        # Doubling could never increase a weight of 0, so the weight stays above 0.
         return max(weight / PENALTY_FACTOR, sys.float_info.min)
     if kl > target * PENALTY_BAND:
         return weight * PENALTY_FACTOR
@@ -352,15 +354,15 @@ def next_penalty_weight(weight: float, kl: float, target: float) -> float:
 def next_kl_weight(
     weight: float, kl: float, target: float, num_completions: int, horizon: float
 ) -> float:
-    """Return the weight of the KL to the reference for the next step.
+    """Return the weight of the KL to the reference for the next training step.
 
         e      = clip((kl - target) / target, -0.2, 0.2),
         weight = weight (1 + e num_completions / horizon).
 
-    The rule for the KL weight is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2. The
-    paper uses a gain of 0.1 per batch. In this controller the gain is the number of completions
-    divided by the horizon, so its speed does not depend on the number of completions per step. A
-    ``kl`` of NaN leaves the weight unchanged. The weight stays positive for every horizon.
+    This rule for the KL weight is that of Ziegler et al., 2019 (arXiv 1909.08593), section 2.2.
+    Ziegler et al., 2019, use a gain of 0.1 per batch. Here the gain is the number of completions
+    divided by the horizon, so that the speed does not depend on the number of completions per step.
+    If ``kl`` is NaN, the KL weight stays unchanged. The KL weight stays positive for every horizon.
     """
     if kl != kl:
         return weight
@@ -371,10 +373,11 @@ def next_kl_weight(
 def steer(
     algorithm: Algorithm, *, kl: float | None, old_kl: float | None, num_completions: int
 ) -> Algorithm:
-    """Return the preset for the next step, with adjusted dynamic weights.
+    """Return the preset for the next training step, with adjusted dynamic weights.
 
-    kl: mean KL to the reference. old_kl: mean KL(old || new) after the update. Both KL values are
-    in nats per token. A KL value of None was not measured and leaves its weight unchanged.
+    kl: mean KL to the reference. old_kl: mean of KL(old || new) after the update. Both mean KL
+    values are in nats per token. A KL that is None was not measured, and leaves its weight
+    unchanged.
     """
     if algorithm.kl_target is not None and kl is not None:
         weight = next_kl_weight(

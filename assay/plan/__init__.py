@@ -1,4 +1,4 @@
-"""Recommendation of a training method and estimates of its cost, without opening a model.
+"""Recommend a training method and estimate its cost, without opening a model.
 
 facts.py         Facts about the reward, problems, policy, verifier and machine.
 methods.toml     Table of methods: rules for and against each method, settings, questions, pilots.

@@ -1,10 +1,9 @@
 """Estimated seconds of a run, from the model's operation count and the machine's measured rates.
 
-A prompt token costs one forward pass. A trained token costs a forward and a backward pass. A
+Each prompt token costs one forward pass. Each trained token costs a forward and a backward pass. A
 decoding step reads all weights once and runs one forward pass for each slot. Each phase reaches
-only a share of the rate of a large matrix product; the share of each phase is a constant of the
-module `arithmetic`. ``assay plan`` does not use the module `arithmetic`, because it times the
-loaded model.
+only a fraction of the rate of a large matrix product; the fractions are constants of this module.
+``assay plan`` does not use the module `arithmetic`, because it times the loaded model itself.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ DECODED_LAYER_SECONDS = 5e-5
 class MachineRates:
     """Measured rates of a device.
 
-    operations: operations per second of a large matrix product in the model's dtype. bytes: memory
-    bandwidth in bytes per second. sure: whether the processor was otherwise idle while these rates
-    were measured.
+    operations: operations per second of a large matrix product, in the dtype of the model. bytes:
+    memory bandwidth in bytes per second. sure: whether the processor was otherwise idle during the
+    measurement of these rates.
     """
 
     operations: float
@@ -55,7 +54,9 @@ class MachineRates:
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: str) -> MachineRates:
-        """Measure a device. The rates of a CPU are cached on disk (`assay.model.rates`)."""
+        """Measure a device. The rates of a CPU are cached on disk, as `assay.model.rates`
+        describes.
+        """
         rates, sure = rates_here(device)
         return cls(rates[name_of(dtype)], memory_rate(device), sure)
 
@@ -63,24 +64,25 @@ class MachineRates:
 def units_from_rates(
     config: TrainConfig, model: Any, rates: MachineRates, lean: bool = True
 ) -> UnitSeconds:
-    """Estimate the unit times of a model.
+    """Estimate the unit times of a model (seconds per token and per decoding step).
 
-    The estimated model may be on the meta device, without weights.
+    The model may be on the meta device, without weights.
 
     A forward pass takes 2 operations for each token and weight. A backward pass takes 4 operations
-    for each token and weight, or 2 for a frozen weight. lean: whether updates use the lean decoder.
+    for each token and weight; for a frozen weight, it takes 2. lean: whether the updates use the
+    lean decoder.
     """
-    # Attention is not counted, so estimates are too low for contexts of thousands of tokens.
+    # Operations of the attention are not counted: estimates are too low for thousands of tokens.
     maps, trained, size = 0, 0, 0
     embedding, outputs = model.get_input_embeddings().weight, model.get_output_embeddings()
-    # A reward model has no output embedding.
+    # A reward model has no output head.
     head = None if outputs is None else outputs.weight
     num_layers = model.config.get_text_config().num_hidden_layers
     for one in model.parameters():
         trained += one.numel() if one.requires_grad else 0
         size += one.numel() * one.element_size()
-        # The input embedding costs no operations, because it is a lookup and not a matrix product.
-        # A tied input embedding is also the output head, so the head's matrix product counts.
+        # The input embedding is a lookup and no matrix product, so it costs no operations.
+        # A tied input embedding is also the output head, whose matrix product counts.
         if one.ndim > 1 and (one is head or one is not embedding):
             maps += one.numel()
     forward = 2.0 * maps
@@ -102,10 +104,11 @@ def units_from_rates(
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Upper bound on the duration of a run.
+    """Upper bound on the time that a run takes.
 
-    step: estimated seconds of one step. evaluations: seconds of all evaluations together. keys:
-    configuration keys; smaller values of these keys shorten the run. minutes: ``run.max_minutes``.
+    step: estimated seconds of one training step. evaluations: estimated seconds of all evaluations
+    together. keys: configuration keys whose reduction shortens the run. minutes:
+    ``run.max_minutes``.
     """
 
     step: StepSeconds
@@ -116,13 +119,13 @@ class Expected:
 
     @property
     def hours(self) -> float:
-        """Hours from the first step to the end of the last evaluation."""
+        """Hours from the start of the first step to the end of the last evaluation."""
         seconds = self.num_steps * self.step.total + self.step.once + self.evaluations
         return min(seconds / 3600, (self.minutes or float("inf")) / 60)
 
     @property
     def shown(self) -> str:
-        """The duration as text, such as ``at most about 40 minutes``."""
+        """The time of the run as text, such as ``at most about 40 minutes``."""
         if self.hours < 0.1:
             return "a few minutes"
         minutes = 60 * self.hours
@@ -137,7 +140,7 @@ class Expected:
 
     @property
     def warning(self) -> str | None:
-        """A warning if the estimated run may take longer than `LONG_HOURS`, else None."""
+        """A warning if the run may take longer than `LONG_HOURS`; otherwise None."""
         if self.hours <= LONG_HOURS:
             return None
         return (
@@ -159,15 +162,15 @@ def expect(
     work: GivenWork | None = None,
     num_canaries: int = 0,
 ) -> Expected | None:
-    """Estimate the duration of a configured run; returns None for a stage whose rows were not
+    """Estimate the time of a configured run; returns None if the rows of its stage were not
     counted.
 
     measured: unit times. prompt_tokens: mean length of a prompt. num_heldout, num_canaries: number
     of held-out problems and of canaries. work: size of the data set; used for stages that do not
     sample.
     """
-    # An upper bound: without sampled lengths and pass rates, every completion has the maximum
-    # length, and every group carries gradient.
+    # Lengths and pass rates are not sampled here, so the estimate is an upper bound.
+    # It assumes that every completion has maximum length, and every group carries gradient.
     if config.drawing is not None:
         slots, stage = config.engine.slots, config.drawing
         step = estimate_sampled(config, measured, prompt_tokens, (), None, None, slots)
@@ -183,8 +186,7 @@ def expect(
     sets = [count] * len(settings.temperatures) + [num_canaries]
     asked = sum(_evaluation_seconds(config, measured, prompt_tokens, one) for one in sets)
     every = config.evaluation.every
-    # In addition to the scheduled evaluations, there is one evaluation before the first step and
-    # one after the last step.
+    # Besides the scheduled evaluations, one precedes the first step and one follows the last step.
     times = 2 + ((num_steps - 1) // every if every else 0)
     if asked * times > num_steps * step.total:
         keys += ", evaluation.max_problems"

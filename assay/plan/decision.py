@@ -1,7 +1,7 @@
-"""Application of the table `methods.toml` to facts: a recommended method and its settings.
+"""Apply the table `methods.toml` to facts, which gives a recommended method and its settings.
 
-Methods that are not recommended are rejected with a reason. The table of methods also contains the
-questions that ``assay plan`` asks at a terminal.
+Every method that is not recommended is rejected with a reason. The table of methods also contains
+the questions that ``assay plan`` asks at a terminal.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """One entry of the table of methods, for one method.
+    """One entry of the table of methods, about one method.
 
-    when: condition on facts. because, source: reason and citation. rule: name of a rule that
-    recommends a method. key, value: configuration key of a setting, and its value. do, stop,
-    promote: texts of a pilot run: the action, the conditions that end the run, and the results
-    required for a full run.
+    when: condition on facts. because, source: reason and citation. rule: name of the rule that
+    recommends a method. key, value: configuration key of a recommended setting, and its value. do,
+    stop, promote: texts about a pilot run: the action, the conditions that end it, and the results
+    that justify the full run.
     """
 
     method: str
@@ -66,7 +66,7 @@ class MethodRow:
 
 
 def _rows(name: str) -> tuple[MethodRow, ...]:
-    """Return one row per method, from entries that may name several methods or a kind of
+    """Return one row per method; an entry of the table may name several methods or a class of
     methods."""
     found: list[MethodRow] = []
     for row in _TABLE[name]:
@@ -83,7 +83,8 @@ RULES, OBJECTIONS, SETTINGS, PILOTS = map(_rows, ("for", "against", "set", "pilo
 class Finding:
     """A training method, with the reason to recommend or reject it.
 
-    source: citation. rule: name of the recommending rule; empty for a rejected method.
+    source: citation. rule: name of the rule that recommends the method; empty for a rejected
+    method.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A dotted configuration key, the recommended value, and the reason for the value."""
+    """A configuration key, the value that is recommended for it, and the reason for the value."""
 
     key: str
     value: Any
@@ -108,7 +109,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A recommended method, the method's settings, and the reasons against all other methods."""
+    """A recommended method with its settings, and the reasons against all other methods."""
 
     facts: Facts
     recommended: Finding
@@ -136,7 +137,7 @@ class Decision:
 def decide(facts: Facts) -> Decision:
     """Recommend the method of the first rule whose condition holds, and reject all other methods.
 
-    A method is rejected for its first objection whose condition holds.
+    A method is rejected because of its first objection whose condition holds.
     """
     known = known_of(facts)
     figures = figures_of(known)
@@ -148,7 +149,7 @@ def decide(facts: Facts) -> Decision:
             continue
         row = first_row(OBJECTIONS, known, name)
         because, source = fill(row.because, figures), row.source
-        # If no specific objection applies, the unmet prerequisite is the better reason.
+        # If no specific objection applies, the method's unmet prerequisite is the better reason.
         if KINDS[best.name] == "first" and not row.when:
             because, source = f"not before this: {best.title} ({best.because})", best.source
         rejected.append(Finding(name, because, source))
@@ -156,9 +157,9 @@ def decide(facts: Facts) -> Decision:
 
 
 def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[Setting, ...]:
-    """Return the recommended settings of a method, in the order of the table.
+    """Return the recommended settings of a method, in the order in which the table lists them.
 
-    The table lists the keys. Conditions may use values that depend on facts; these values are
+    The table lists the keys. Conditions may use values that follow from facts; these values are
     computed here.
     """
     size, tokens = best_group_size(facts), facts.mean_tokens or facts.max_tokens
@@ -187,11 +188,11 @@ def settings_for(facts: Facts, known: Mapping[str, Any], method: str) -> tuple[S
 
 
 def best_group_size(facts: Facts) -> int:
-    """Return the smallest group size at which enough groups are mixed.
+    """Return the smallest group size with enough mixed groups.
 
-    A mixed group has both passed and failed completions. The recommended group size is at least the
-    current size. Without pass rates, or if no larger size has enough mixed groups, return the
-    current group size.
+    A mixed group contains both passed and failed completions. The recommended group size is at
+    least the configured size. Without pass rates, or if no larger size gives enough mixed groups,
+    the result is the configured group size.
     """
     sizes = [facts.group_size, *(size for size in GROUP_SIZES if size > facts.group_size > 1)]
     enough = (size for size in sizes if (facts.mixed_share(size) or 0) >= LIMITS["FEW_MIXED"])
@@ -199,14 +200,14 @@ def best_group_size(facts: Facts) -> int:
 
 
 def reason_of(rule: str, facts: Facts) -> str | None:
-    """Return the reason text of a rule if the rule's condition holds, else None."""
+    """Return the reason that a rule states if the rule's condition holds; otherwise None."""
     known = known_of(facts)
     row = next(row for row in RULES if row.rule == rule)
     return fill(row.because, figures_of(known)) if holds(row.when, known) else None
 
 
 def known_of(facts: Facts) -> dict[str, Any]:
-    """Return the facts and derived values, under the names that conditions of the table use."""
+    """Return facts and derived values, under the names that the table's conditions use."""
     attempts, success = 1, facts.pass_at_1
     if facts.pass_at_k is not None and facts.num_samples > 1:
         attempts, success = facts.num_samples, facts.pass_at_k
@@ -220,8 +221,8 @@ def known_of(facts: Facts) -> dict[str, Any]:
         room = facts.memory_mib - facts.base_mib
     if facts.hours is not None and facts.seconds_per_step:
         steps = 3600 * facts.hours / facts.seconds_per_step
-    # After one measured attempt per problem, only an overall pass rate of 0 counts as hopeless,
-    # because a training group makes several attempts at a problem.
+    # A training group makes several attempts at each problem.
+    # After one measured attempt per problem, only an overall pass rate of 0 is hopeless.
     hopeless = LIMITS["HOPELESS_AT_K"] if attempts > 1 else 1e-12
     return {
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
@@ -248,14 +249,14 @@ def known_of(facts: Facts) -> dict[str, Any]:
 def first_row(
     rows: Sequence[MethodRow], known: Mapping[str, Any], method: str | None = None
 ) -> MethodRow:
-    """Return the first row whose condition holds, among the rows of one method or of all
-    methods."""
+    """Return the first row of the table whose condition holds, among the rows of one method or of
+    all methods."""
     return next(row for row in rows if method in (None, row.method) and holds(row.when, known))
 
 
 def holds(when: str, known: Mapping[str, Any]) -> bool:
-    """Whether all comparisons of a condition hold."""
-    # A comparison with an unknown fact is false, so that unknown facts decide nothing.
+    """Whether every comparison in a condition holds."""
+    # A comparison with an unknown fact is false, so an unknown fact never decides.
     return not when or all(_compare(one.split(), known) for one in when.split(" and "))
 
 
@@ -280,7 +281,7 @@ def _compare(words: Sequence[str], known: Mapping[str, Any]) -> bool:
 def fill(text: str, figures: Mapping[str, str | None]) -> str:
     """Fill figures into a text.
 
-    In a text, ``[a|b]`` becomes the first alternative whose figures are all known.
+    In a text of the table, ``[a|b]`` becomes the first alternative whose figures are all known.
     """
 
     def choose(option: re.Match[str]) -> str:
@@ -293,14 +294,14 @@ def fill(text: str, figures: Mapping[str, str | None]) -> str:
 
 
 def figures_of(known: Mapping[str, Any]) -> dict[str, str | None]:
-    """Format all facts and limits as text. Unknown values are None."""
+    """Format all facts and limits as text for the table. Unknown values are None."""
     found = {name: _shown(name, value) for name, value in known.items()}
     shares = {name: percent(limit) for name, limit in LIMITS.items() if limit < 1}
     return {**{name: number(limit) for name, limit in LIMITS.items()}, **shares, **found}
 
 
 def _shown(name: str, value: Any) -> str | None:
-    # For the fields reference_mib and critic_mib, 0 means that the size was not measured.
+    # In the fields reference_mib and critic_mib, 0 means that the memory was not measured.
     if value is None or (name in ("reference_mib", "critic_mib") and not value):
         return None
     if name == "reward":
@@ -313,24 +314,24 @@ def _shown(name: str, value: Any) -> str | None:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage, with one decimal near 0 and near 1."""
+    """Format a share as a percentage, with one decimal near 0 % and near 100 %."""
     return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
 
 
 def number(value: Any) -> str:
-    """Format a number with four significant digits, and a large one as an integer."""
+    """Format a number with four significant digits, and a large number as an integer."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def ask_all(ask: Callable[..., Any], say: Callable[[str], None]) -> Facts:
-    """Ask the questions of the table at a terminal.
+    """Ask the user the questions of the table at a terminal.
 
-    The reply "?" to an optional question means that the fact is unknown.
+    The reply "?" to an optional question leaves the fact unknown.
 
     ask: function that asks a question, with the signature of `typer.prompt`. A question is skipped
-    if an earlier reply makes the question irrelevant.
+    if an earlier reply makes it irrelevant.
     """
     say("Where does the reward come from?")
     for name, (_, words) in REWARDS.items():

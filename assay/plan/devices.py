@@ -1,4 +1,4 @@
-"""GPUs for ``assay plan --device``, with the figures of their data sheets."""
+"""GPUs for ``assay plan --device``, with figures from their data sheets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TABLE = Path(__file__).with_name("devices.toml")
 MIB_OF_GIB = 1024.0
 # The CUDA context and the workspaces of libraries take GPU memory that torch does not count.
 CONTEXT_MIB = 800.0
-# A tenth of the memory is reserved for fragmentation, and for the error of the estimate.
+# A tenth of the memory is reserved for fragmentation and for the error of the estimate.
 USABLE = 0.9
 
 
@@ -32,13 +32,13 @@ class Gpu:
 
     @property
     def usable_mib(self) -> float:
-        """Largest estimated peak of a run that fits the GPU, in MiB."""
+        """Largest estimated peak memory with which a run fits the GPU, in MiB."""
         return USABLE * (self.memory_mib - CONTEXT_MIB)
 
 
 @cache
 def gpus() -> dict[str, Gpu]:
-    """Return the known GPUs by name."""
+    """Return the known GPUs, by name."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     return {
         name: Gpu(name, row["gib"] * MIB_OF_GIB, row["tflops"] * 1e12, row["gbs"] * 1e9)
@@ -47,7 +47,7 @@ def gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU with a name, ignoring case, spaces and dashes. Raises ConfigError."""
+    """Return the GPU with this name; case, spaces and dashes are ignored. Raises ConfigError."""
     plain = {_plain(one): one for one in gpus()}
     if (found := plain.get(_plain(name))) is not None:
         return gpus()[found]

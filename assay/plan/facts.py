@@ -1,4 +1,4 @@
-"""Facts that determine the training method, from a configuration and from ``--fact`` options."""
+"""Facts that decide on the training method, from a configuration and from ``--fact`` options."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ SHARES |= {"reward_accuracy", "label_noise", "truncated"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts that determine the training method.
+    """Facts that decide on the training method.
 
-    Facts that are unknown are None; shares are numbers from 0 to 1.
+    Unknown facts are None, and shares are numbers from 0 to 1.
 
     reward: source of the reward. pass_at_k: pass@k for k = ``num_samples`` completions per problem.
-    passes: (judged completions, passed completions) of each measured problem. attacks,
-    attacks_accepted: number of attacks that the red team tried, and number of attacks that the
+    passes: numbers of (judged completions, passed completions) for each measured problem. attacks,
+    attacks_accepted: number of reward hacks that the red team tried, and number of hacks that the
     verifier accepted.
-    false_accepts, false_rejects: verifier errors as shares of labelled wrong and right answers.
-    reward_accuracy: agreement of a judge or a reward model with people. label_noise: share of
-    preferences with swapped labels. step_labels: whether a verifier can judge single steps. shaped:
-    whether the reward has other terms than correctness. length_spread: standard deviation of
-    completion lengths divided by their mean. updates_per_batch: optimizer steps on one batch.
-    policy_age: largest age of a completion, in policy versions. generator_differs: whether another
-    program, such as vLLM, samples the completions. experts: whether the model is a mixture of
-    experts. keep_close: whether abilities of the initial model must be preserved. base_mib:
-    estimated peak memory without reference and critic. reference_mib, critic_mib: memory that a
-    reference and a critic add to `base_mib`.
+    false_accepts, false_rejects: shares of wrong answers that the verifier accepts, and of right
+    answers that it rejects, among labelled answers. reward_accuracy: share of cases in which a
+    judge or a reward model agrees with people. label_noise: share of preference pairs with swapped
+    labels. step_labels: whether a verifier can judge single reasoning steps. shaped: whether the
+    reward has terms besides correctness. length_spread: standard deviation of the completion
+    lengths, divided by the mean length. updates_per_batch: number of optimizer steps on one batch.
+    policy_age: maximum age of a completion, in policy versions. generator_differs: whether a
+    program other than the learner, such as vLLM, samples the completions. experts: whether the
+    model is a mixture of experts. keep_close: whether training must preserve abilities of the
+    initial model. base_mib: estimated peak memory without a reference model and without a critic.
+    reference_mib, critic_mib: memory that a reference model and a critic would add to `base_mib`.
 
     Raises ConfigError for a fact whose value is out of range.
     """
@@ -119,34 +120,33 @@ class Facts:
         return cls(**{**tree, "passes": passes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the facts whose values differ from the field defaults, as plain values."""
+        """Return the facts that differ from their default, as plain values."""
         found = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         if self.passes:
             found["passes"] = [list(one) for one in self.passes]
         return found
 
     def mixed_share(self, size: int) -> float | None:
-        """Return the expected share of mixed groups; returns None without pass rates.
+        """Return the expected share of mixed groups; None without pass rates.
 
-        A group is mixed if some of its completions pass and some fail. With pass rate p, a group of
-        G completions is mixed with probability 1 - p^G - (1 - p)^G. The mixed share is the mean
-        over problems. If c of n judged completions of a problem passed and G <= n, the unbiased
-        estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for pass@k (Chen et al. 2021, arXiv
-        2107.03374, equation 1). If G > n, p is estimated as (c + 1/2) / (n + 1).
+        A group is mixed if it has both passed and failed completions. With pass rate p, a group of
+        G completions is mixed with probability 1 - p^G - (1 - p)^G. The share of mixed groups is
+        the mean of this probability over problems. If c of n judged completions of a problem passed
+        and G <= n, the unbiased estimate is 1 - (C(c, G) + C(n-c, G)) / C(n, G), as for pass@k
+        (Chen et al. 2021, arXiv 2107.03374, equation 1). If the group size G exceeds n, p is
+        estimated as (c + 1/2) / (n + 1).
         """
         if self.passes:
             return sum(_mixed(n, c, size) for n, c in self.passes) / len(self.passes)
         if self.pass_at_1 is None:
             return None
-        # Without pass rates of single problems, the mean pass rate gives an upper bound of the
-        # mixed share.
-        # The probability of a mixed group is a concave function of p, so its mean over problems is
-        # lower.
+        # With only the mean pass rate, the result is an upper bound of the share of mixed groups.
+        # The probability of a mixed group is concave in p, so its mean over problems is lower.
         return 1 - self.pass_at_1**size - (1 - self.pass_at_1) ** size
 
     @property
     def mixed(self) -> float | None:
-        """The value of `mixed_share` at the current group size."""
+        """The expected share of mixed groups at the configured group size."""
         return self.mixed_share(self.group_size)
 
 
@@ -185,8 +185,7 @@ def facts_of_config(config: TrainConfig) -> Facts:
         found["reward"] = "pairs"
     elif config.preference is not None and config.preference.pair_sources:
         found["reward"] = "unpaired" if config.preference.method == "kto" else "pairs"
-    # All other stages sample completions and judge them; some of these stages build preference
-    # pairs.
+    # All other stages sample and judge completions, some of them to build preference pairs.
     else:
         found["reward"], found["step_labels"], found["shaped"] = reward_of(config.data.verifier)
         found["group_size"] = stage.group_size
@@ -197,13 +196,11 @@ def facts_of_config(config: TrainConfig) -> Facts:
 
 
 def reward_of(expression: str) -> tuple[Reward, bool, bool]:
-    """Classify a verifier expression: return the source of reward, whether it judges steps, and
-    whether it has shaping terms."""
-    # The first term of a verifier expression is the correctness.
-    # The source of reward is then learned, because a policy can hack a model that judges
-    # correctness.
-    # A single learned model among the alternatives of the first term therefore makes the reward's
-    # source a learned one.
+    """Classify a verifier expression: return the source of the reward, whether steps are judged,
+    and whether there are shaping terms."""
+    # In a verifier expression, the first term measures correctness.
+    # A policy can hack a learned model that judges correctness: the reward then counts as learned.
+    # One learned model among the first term's alternatives already makes the reward learned.
     terms = parse_expression(expression)
     names = [name.partition("@")[0] for name in terms[0].names]
     found: list[Reward] = [OF_VERIFIER.get(name, "answer") for name in names]
@@ -231,8 +228,7 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
     if config.reward_model is not None and config.reward_model.kind != "preference":
         count = sum(1 for one in sources for _ in open_source(one).scan())
-        # A row for a reward model of another kind than "preference" has one label, so the row is
-        # not a pair.
+        # Rows for a reward model of a kind other than "preference" have one label and are no pairs.
         return {"num_pairs": count, "reward": "unpaired"}
     rows = load_preferences(sources, on_bad_row=on_bad_row)
     unpaired = len(rows) > 0 and isinstance(rows[0], Labelled)
@@ -240,9 +236,8 @@ def count_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def known_rows(config: TrainConfig) -> dict[str, Any]:
-    """Count rows as `count_rows` does, but return an empty dict if the rows cannot be read."""
-    # Unreadable rows raise no error here, because a decision needs no counts and the run itself
-    # reports unreadable rows.
+    """Count rows as `count_rows` does; if the rows cannot be read, return an empty dict."""
+    # A decision needs no counts, and the run itself reports unreadable rows: no error is raised.
     try:
         return count_rows(config)
     except UserError:
@@ -250,8 +245,7 @@ def known_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def exists(config: TrainConfig) -> bool:
-    """Whether the configured model is an existing local folder, decided without a query to the
-    hub."""
+    """Whether the configured model is an existing local folder; the hub is not queried."""
     path = config.model.path
     return any(Path(one).expanduser().exists() for one in (path, path.rpartition("@")[0] or path))
 

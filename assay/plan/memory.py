@@ -1,8 +1,8 @@
 """Estimated memory of a run before its start, by component.
 
-The peak may occur in any of four phases: at the start, when the engine checks its forward pass; in
-generation; in a teacher's forward pass; and in an update. Of the four phases, each frees its own
-memory before the next phase begins.
+The peak memory may occur in one of four phases: at the start, when the engine checks its forward
+pass; in generation; in a teacher's forward pass; in an update. Each of the four phases frees its
+own memory before the next phase begins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from assay.model.layouts import MUCH_SHORTER, micro_batch_tokens
 
 MIB = 2**20
 FLOAT32, HALF = 4, 2
-# The engine pads the number of its slots to a multiple of 8 or more.
+# The engine rounds the number of its slots up to a multiple of 8 or more.
 ROW_MULTIPLE = 8
 MAX_PROBLEMS_AT_ONCE = 512
 """Largest number of problems that an evaluation samples at once."""
@@ -44,16 +44,14 @@ PADDING = (1 - MUCH_SHORTER) / 2
 """Expected padding as a share of a rectangular batch whose row lengths differ widely."""
 KEPT = 20
 """Bytes per token for each cached top-k logit of a teacher, in memory and on disk."""
-# glibc allocates a tensor from a free block that is up to 96 bytes longer.
-# The thread cache of glibc keeps the surplus bytes of a block, and autograd allocates small objects
-# in them.
-# After a tensor is freed, its shortened block cannot hold another tensor of the same size.
-# The memory lost to shortened blocks varies between runs.
-# The constant is a middle value of the memory losses that docs/planning.md reports.
+# glibc may allocate a tensor from a free block that is up to 96 bytes longer.
+# glibc's thread cache keeps the surplus bytes of such blocks, where autograd puts small objects.
+# Once the tensor is freed, the shortened block cannot hold another tensor of equal size.
+# How much memory is lost to shortened blocks differs between runs.
+# The constant is a middle value of the losses that docs/planning.md reports.
 HOLES = 0.15
 """Fragmentation as a share of the activations, if layers run as Hugging Face modules."""
-# oneDNN caches one kernel per shape of a matrix product;
-# 70 to 100 shapes were measured per micro-batch.
+# oneDNN caches one kernel per matrix shape; 70 to 100 shapes were measured per micro-batch.
 KERNELS_AT_ONCE = 100
 SLACK_MIB = 48.0
 """Memory of the allocator between blocks, and of the libraries for their kernels."""
@@ -78,14 +76,14 @@ UPDATE = ("gradients", "activations", "padding", "holes", "logits", "scratch")
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Estimated memory by component, in MiB.
+    """Estimated memory of each component, in MiB.
 
     parts: size of each component. A component in `START`, `GENERATION`, `ASKING` or `UPDATE` exists
-    only during the phase with the same name. A teacher that is queried once, before the first step,
-    has the key ``asked`` and counts in `ASKING_ONCE`. settings: for each component, the
-    configuration keys that control its size.
-    workers_mib: memory of the verifier processes. elsewhere_mib: memory of a teacher that is on
-    another device. The field `total_mib` includes neither workers nor other devices.
+    only during the phase of that name. A teacher that is queried only before the first step has the
+    key ``asked``, and counts in `ASKING_ONCE`. settings: configuration keys that control the memory
+    of each component.
+    workers_mib: memory of the processes that run verifiers. elsewhere_mib: memory of a teacher on
+    another device. `total_mib` includes neither the verifier processes nor other devices.
     """
 
     parts: Mapping[str, float]
@@ -95,7 +93,7 @@ class MemoryPlan:
 
     @property
     def moments(self) -> dict[str, float]:
-        """Peak memory of each phase, in MiB."""
+        """Peak memory in each phase, in MiB."""
         always = self._sum(ALWAYS)
         found = {"start": self._sum(START), "generation": always + self._sum(GENERATION)}
         if "asking" in self.parts:
@@ -105,7 +103,7 @@ class MemoryPlan:
 
     @property
     def total_mib(self) -> float:
-        """Memory of the largest phase, in MiB."""
+        """Memory of the phase that needs the most, in MiB."""
         return max(self.moments.values())
 
     def _sum(self, names: Sequence[str]) -> float:
@@ -138,18 +136,19 @@ def plan_memory(
     lean: bool = True,
     gpu_mib: float | None = None,
 ) -> MemoryPlan:
-    """Estimate the memory of a configuration on a loaded model. docs/planning.md has the formulas.
+    """Estimate the memory that a configuration needs with a loaded model. docs/planning.md has the
+    formulas.
 
-    prompt_tokens: length of a long prompt. has_reference: whether the method needs a reference
-    model. A setting of ``guard.max_kl`` needs a reference model too, and is read from the
-    configuration.
-    has_critic: whether the method has a critic, which is assumed to have the policy's size.
-    teacher: model of the teacher, which also serves as reference. libraries_mib: memory of the
-    interpreter and its libraries; None: the memory of this process without the models. num_heldout:
-    number of held-out problems. asked: numbers of tokens per file that the teacher scores once,
-    before the first step; empty if the teacher stays loaded. lean: whether the probe accepted the
-    lean path (`assay.model.probe`). gpu_mib: memory of a CUDA device with Triton, which need not be
-    in this machine; None: the model's own device.
+    prompt_tokens: number of tokens in a long prompt. has_reference: whether the training method
+    needs a reference model. The setting ``guard.max_kl`` also needs a reference model, and is read
+    from the configuration.
+    has_critic: whether the training method has a critic, which is assumed to be as large as the
+    policy. teacher: model of the teacher, if it also serves as reference. libraries_mib: memory of
+    the interpreter and its libraries; None means the memory of this process without the models.
+    num_heldout: number of held-out problems. asked: number of tokens in each file that the teacher
+    scores once, before the first step; empty if the teacher stays loaded. lean: whether the
+    start-up probe accepted the lean decoder (`assay.model.probe`). gpu_mib: memory of a CUDA device
+    with Triton, which this machine may lack; None means the device of the model.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -158,7 +157,7 @@ def plan_memory(
     num_trained = sum(p.numel() for p in trained)
     has_copy = has_critic and config.critic.backbone == "copy"
     has_reference = has_reference or config.guard.max_kl is not None
-    # The teacher of a stage also serves as the reference.
+    # If a stage has a teacher, the teacher also serves as the reference.
     if teacher is not None:
         has_reference = False
     num_critic = sum(p.numel() for p in _critic_layers(model)) if has_copy else 0
@@ -186,23 +185,23 @@ def plan_memory(
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the size of a model's parameters in bytes. Shared parameters count once."""
+    """Return the size of the parameters of a model, in bytes. Shared parameters count once."""
     return _bytes(list(model.parameters()))
 
 
 def reference_bytes(model: Any) -> int:
-    """Return the size of a reference in bytes.
+    """Return the size of a reference model in bytes.
 
-    The reference is a frozen copy of the trained parameters.
+    The reference model is a frozen copy of the trained parameters.
     """
     return _bytes(_trained(model))
 
 
 def teacher_bytes(teacher: Any, model: Any) -> int:
-    """Return the size of a teacher's weights on the model's device, in bytes."""
+    """Return the size of the teacher's weights on the device of the policy, in bytes."""
     if teacher is None:
         return 0
-    # If the teacher is on another device, only its output head is copied to the model's device.
+    # If the teacher is on another device, only its output head is copied to the policy's device.
     here = next(model.parameters()).device
     if next(teacher.parameters()).device == here:
         return weight_bytes(teacher)
@@ -210,7 +209,8 @@ def teacher_bytes(teacher: Any, model: Any) -> int:
 
 
 def critic_bytes(config: TrainConfig, model: Any) -> int:
-    """Return the size of a separate critic in bytes: weights, master weights, optimizer moments."""
+    """Return the size of a separate critic in bytes: weights, master weights and optimizer
+    moments."""
     layers = _critic_layers(model)
     return _bytes(layers) + sum(_state_bytes(config, layers))
 
@@ -224,18 +224,17 @@ def _trained(model: Any) -> list[Any]:
 
 
 def _critic_layers(model: Any) -> list[Any]:
-    """Return the decoder parameters that a critic copies. Adapters are excluded."""
+    """Return the parameters of the policy's decoder that a critic copies. Adapters are excluded."""
     decoder = decoder_of(model)
     if not hasattr(model, "disable_adapter"):
         return list(decoder.parameters())
-    # A critic merges the policy's adapters into its base weights, and trains all weights.
+    # A critic merges the policy's adapters into its base weights, and then trains all weights.
     return [p for p in decoder.parameters() if not p.requires_grad]
 
 
 def measure_libraries(model: Any, teacher: Any = None) -> float:
-    """Return the memory of this process without the models' weights, in MiB; 0 if unknown."""
-    # Before this function is called, the engine's check has loaded every library that a run
-    # imports.
+    """Return the memory of this process without the weights of the models, in MiB; 0 if unknown."""
+    # The engine's check, which precedes this call, loads every library that a run imports.
     on_cpu = next(model.parameters()).device.type == "cpu"
     weights = weight_bytes(model) + teacher_bytes(teacher, model)
     held = resident_mib()
@@ -243,7 +242,7 @@ def measure_libraries(model: Any, teacher: Any = None) -> float:
 
 
 def _settings(config: TrainConfig) -> dict[str, str]:
-    """Return the configuration keys that control the size of each component."""
+    """Return the configuration keys that control the memory of each component."""
     micro_batch = f"{config.stage}.max_tokens_per_micro_batch"
     slots = "engine.max_kv_mib, engine.num_slots"
     needs_none = "simpo and orpo need none"
@@ -269,8 +268,8 @@ def _settings(config: TrainConfig) -> dict[str, str]:
 
 
 def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
-    """Return the number of tokens in a forward pass: a micro-batch, or a whole step if it is
-    smaller."""
+    """Return the number of tokens in one forward pass: those of a micro-batch, or of the whole step
+    if fewer."""
     stage: Any = getattr(config, config.stage)
     device = next(model.parameters()).device.type
     tokens = micro_batch_tokens(stage.max_tokens_per_micro_batch, device)
@@ -282,10 +281,11 @@ def _tokens_at_once(config: TrainConfig, model: Any, prompt_tokens: int) -> int:
 
 
 def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: int) -> float:
-    """Return the size of oneDNN's cached kernels in bytes, for bfloat16 on a CPU, else 0."""
-    # oneDNN caches one kernel per shape of a matrix product, and shapes change with every
-    # micro-batch.
-    # At oneDNN's default limit of 1,024 kernels, a 0.5B model with LoRA gained about 0.9 GiB.
+    """Return the size of the kernels that oneDNN caches for bfloat16 on a CPU, in bytes; 0 in other
+    cases.
+    """
+    # oneDNN caches one kernel per matrix shape, and the shapes change with every micro-batch.
+    # At oneDNN's default limit of 1,024 kernels, a 0.5B model with LoRA grew by about 0.9 GiB.
     parameter = next(model.parameters())
     if parameter.device.type != "cpu" or parameter.dtype != torch.bfloat16:
         return 0.0
@@ -301,11 +301,13 @@ def _kernel_bytes(config: TrainConfig, model: Any, prompt_tokens: int, tokens: i
 def _asking_bytes(
     config: TrainConfig, model: Any, teacher: Any, tokens: int, asked: Sequence[int]
 ) -> tuple[float, float]:
-    """Return the bytes of a teacher's forward pass on the model's and on the teacher's device."""
+    """Return the bytes of the teacher's forward pass, on the device of the policy and on that of
+    the teacher.
+    """
     if teacher is None:
         return 0.0, 0.0
-    # Without gradients, the activations of only one layer exist at a time.
-    # Cached logits stay in memory until every trace of a file has been scored.
+    # Without gradients, only the activations of one layer exist at a time.
+    # Cached teacher logits stay in memory until every trace of a file has been scored.
     shape, one = teacher.config.get_text_config(), next(teacher.parameters())
     width, inner = shape.hidden_size, getattr(shape, "intermediate_size", None)
     heads = shape.num_attention_heads * (getattr(shape, "head_dim", None) or 0) or width
@@ -324,7 +326,7 @@ def _asking_bytes(
 def _update_parts(
     config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool, kernels: bool
 ) -> dict[str, float]:
-    """Return the bytes of an update by component, without the gradients."""
+    """Return the bytes of an update by component, without those of the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
@@ -339,13 +341,13 @@ def _update_parts(
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     heads = getattr(shape, "num_attention_heads", 1)
     scores = min(SCORES_AT_ONCE, tokens * heads * tokens) if device == "cpu" else 0
-    # A layer's backward pass holds four tensors of the MLP's width, in the model's dtype.
-    # A layer's backward pass also holds six tensors of the model's width, three of them in float32.
+    # A layer's backward pass has four tensors of the MLP's width, in the model's dtype.
+    # A layer's backward pass also has six tensors of the model's width, three of them in float32.
     scratch = tokens * (4 * inner * size + 3 * width * FLOAT32 + 3 * width * size)
     scratch += scores * (FLOAT32 + 2 * size) + 5 * LOGITS_IN_CACHE * FLOAT32
     scratch += tokens * layer_bytes if checkpointed else 0
     taught = 0
-    # Logits and hidden states of the teacher exist at the same time as those of the policy.
+    # The logits and hidden states of the teacher exist together with those of the policy.
     if teacher is not None:
         other = teacher.config.get_text_config()
         taught = at_once * other.vocab_size * size + tokens * other.hidden_size * size
@@ -354,7 +356,7 @@ def _update_parts(
         "activations": tokens * (kept + width * size),
         "padding": tokens * kept * PADDING,
         "holes": tokens * kept * HOLES if by_modules else 0,
-        # On CUDA, the gradient of the head is accumulated in place, without a temporary tensor.
+        # On CUDA, the output head's gradient is accumulated in place, without another tensor.
         "logits": (at_once + width * (device != "cuda")) * vocabulary * size + taught,
         "scratch": scratch,
     }
@@ -363,7 +365,8 @@ def _update_parts(
 def _generation_parts(
     config: TrainConfig, model: Any, prompt_tokens: int, num_heldout: int, gpu_mib: float | None
 ) -> dict[str, float]:
-    """Return the bytes of a generation by component, and of the engine's initial check."""
+    """Return the bytes of a generation by component, and those of the engine's check at the
+    start."""
     parameter = next(model.parameters())
     on_gpu = parameter.device.type == "cuda"
     fused = on_gpu and (gpu_mib is not None or has_triton())
@@ -383,9 +386,8 @@ def _generation_parts(
     far = PROBE_PROMPT + PROBE_BEYOND, PROBE_STEPS + PROBE_BEYOND
     proof = Room(Extent(far[0] + PROBE_STEPS, *far), 1, slots)
     vocabulary = model.config.get_text_config().vocab_size
-    # A decoding step holds the logits of all slots and one copy of the logits.
-    # On a GPU, the CUDA graph of sampling also holds four float32 tensors with the shape of the
-    # logits.
+    # A decoding step has the logits of all slots, and one copy of them.
+    # On a GPU, the CUDA graph that samples has four more float32 tensors of the logits' shape.
     logits = 2 * parameter.element_size() + (16 if on_gpu else 0)
     return {
         "packed": _packed_bytes(model, fused, quarter),
@@ -396,7 +398,7 @@ def _generation_parts(
 
 
 def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
-    """Return the key-value cache that the engine would choose, without allocating its memory."""
+    """Return the key-value cache that the engine would choose, without allocating it."""
     try:
         if fused:
             return FusedCache.of(Decoder.of(model))
@@ -415,11 +417,11 @@ def _empty_cache(model: Any, slots: int, fused: bool) -> KeyValues:
 
 
 def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> float:
-    """Return the bytes of all slots' keys and values within the length limit, and of one prompt's
-    keys and values."""
+    """Return the bytes of the keys and values in all slots, limited to the maximum length, and of
+    those of one prompt."""
     rows = num_that_fit(cache, room, slots, ROW_MULTIPLE, budget)
     tokens = cache.num_tokens(rows, room)
-    # Copies of prompts are allocated in batches of `ROWS_AT_ONCE`.
+    # Copies of prompts are allocated for `ROWS_AT_ONCE` rows at a time.
     if isinstance(cache, SharedPromptCache):
         copies = max(min(rows, room.num_groups * -(-room.group_size // ROWS_AT_ONCE)), 1)
         tokens += (-copies % min(ROWS_AT_ONCE, copies)) * cache.prompt_tokens(room)
@@ -427,10 +429,9 @@ def _cache_bytes(cache: KeyValues, room: Room, slots: int, budget: float) -> flo
 
 
 def _packed_bytes(model: Any, fused: bool, most_mib: float) -> float:
-    """Return the bytes of packed or stacked linear weights; returns 0 if the engine copies no
-    weights.
+    """Return the bytes of packed or stacked linear weights; 0 if the engine copies no weights.
 
-    most_mib: limit of the memory for stacked weight copies on a GPU.
+    most_mib: maximum memory for stacked copies of weights on a GPU.
     """
     try:
         decoder = Decoder.of(model)
@@ -442,7 +443,7 @@ def _packed_bytes(model: Any, fused: bool, most_mib: float) -> float:
 
 
 def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]:
-    """Return the bytes of the master weights and of the optimizer's two moments."""
+    """Return the bytes of the master weights and of both moments of the optimizer."""
     name, halves = config.optimizer.name, config.optimizer.state_dtype == "bfloat16"
     moment = 1 if name == "adamw_8bit" else HALF if halves else FLOAT32
     master = sum(
@@ -454,8 +455,8 @@ def _state_bytes(config: TrainConfig, trained: Sequence[Any]) -> tuple[int, int]
 
 
 def resident_mib() -> float | None:
-    """Return the resident memory of this process in MiB, without freed memory; None if unknown."""
-    # malloc_trim returns freed memory to the system, so that freed memory does not count.
+    """Return the resident memory of this process without freed memory, in MiB; None if unknown."""
+    # malloc_trim returns freed memory to the system, so that freed memory is not counted.
     # Only glibc has this function.
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -463,17 +464,16 @@ def resident_mib() -> float | None:
 
 
 def children_mib() -> float:
-    """Return the proportional memory (PSS) of all descendant processes, in MiB."""
-    # Forked verifiers share most memory pages with their parent.
-    # The measure is PSS, which counts a page shared by processes once;
-    # RSS counts it once per process.
+    """Return the proportional memory (PSS) of all processes that descend from this one, in MiB."""
+    # A forked verifier process shares most memory pages with its parent.
+    # PSS counts a page that several processes share once; RSS would count it once per process.
     return sum(_line_mib(Path(f"/proc/{n}/smaps_rollup"), "Pss:") or 0 for n in _below(os.getpid()))
 
 
 def _below(pid: int) -> list[int]:
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread of a process may end after /proc listed the thread and before its file is read.
+        # A thread may end after /proc listed it and before its file is read.
         with suppress(OSError):
             found += [int(text) for text in path.read_text(encoding="utf-8").split()]
     return [*found, *(one for child in found for one in _below(child))]
@@ -482,7 +482,7 @@ def _below(pid: int) -> list[int]:
 def _line_mib(path: Path, key: str) -> float | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    # Only Linux has /proc, and a process may end before its /proc file is read.
+    # Only Linux has /proc, and a process may end before its file in /proc is read.
     except OSError:
         return None
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), None)

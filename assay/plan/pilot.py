@@ -37,10 +37,11 @@ SLACK = 2.0
 class Pilot:
     """The proposed pilot.
 
-    config: configuration of the pilot run as plain values; None if the first action is not a run.
-    do: instructions. completions, tokens, verifier_seconds: upper bounds of the pilot's cost.
-    minutes: estimated wall time; None if unknown. stop: conditions that end the pilot. promote:
-    results required to continue with the full run.
+    config: configuration of the pilot run as plain values; None if the pilot's first action is not
+    a run. do: instructions. completions, tokens, verifier_seconds: upper bounds on the completions,
+    tokens and verifier time of the pilot. minutes: estimated elapsed time of the pilot; None if
+    unknown. stop: conditions that end the pilot. promote: results of the pilot that justify the
+    full run.
     """
 
     config: Mapping[str, Any] | None
@@ -75,7 +76,7 @@ class Pilot:
 
 
 def propose(decision: Decision, config: TrainConfig | None = None) -> Pilot:
-    """Propose the pilot of a decision.
+    """Propose a pilot for the recommended method.
 
     config: the user's configuration. The pilot keeps the model, the data and the settings of the
         full run.
@@ -104,13 +105,14 @@ def _pilot(
     minutes: float | None = None,
     **shown: str | None,
 ) -> Pilot:
-    """Validate a pilot's configuration, and add the pilot's texts from the table.
+    """Validate the configuration of a pilot, and add the texts about pilots from the table.
 
-    tree: the configuration as plain values. shown: additional figures for the pilot's texts.
+    tree: configuration of the pilot as plain values. shown: additional figures for the texts about
+    the pilot.
     """
     facts, known = decision.facts, known_of(decision.facts)
     if tree is not None:
-        # A proposed configuration that `assay train` refuses must fail here, not at the user.
+        # A proposed configuration that `assay train` would refuse must fail here, not later.
         configuration.build(tree)
     row = first_row(PILOTS, known, decision.name)
     figures = figures_of(known) | {"four_times": str(4 * facts.max_tokens)} | shown
@@ -124,10 +126,9 @@ def _pilot(
 
 
 def detectable(facts: Facts) -> float:
-    """Return the gain in accuracy that equals two standard errors on `HELD_OUT` problems."""
-    # The two evaluations are treated as independent, which overestimates the error of paired
-    # evaluations.
-    # At a rate of 0 or 1, the binomial error would be 0, so the rate is clipped.
+    """Return the gain in accuracy that equals two standard errors with `HELD_OUT` problems."""
+    # Both evaluations are treated as independent, which overestimates a paired standard error.
+    # At a pass rate of 0 or 1, the binomial error would be 0, so the rate is clipped.
     rate = 0.5 if facts.pass_at_1 is None else min(max(facts.pass_at_1, 0.05), 0.95)
     return 2 * (2 * rate * (1 - rate) / HELD_OUT) ** 0.5
 
@@ -144,8 +145,8 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
     if rl.get("max_group_size") is not None:
         rl["max_group_size"] = max(rl["max_group_size"], siblings)
     seconds = None
-    # The measured seconds are those of a step of the full run.
-    # The seconds of a pilot step are therefore scaled by the pilot's number of completions.
+    # The measured seconds are those of a training step of the full run.
+    # They are scaled to the number of completions in a step of the pilot.
     if facts.seconds_per_step is not None and given is not None:
         share = prompts * siblings / (given.num_prompts * given.group_size)
         seconds = facts.seconds_per_step * share
@@ -174,13 +175,15 @@ def _online(decision: Decision, tree: dict[str, Any], config: TrainConfig | None
 
 
 def _base(config: TrainConfig | None) -> dict[str, Any]:
-    """Return the user's configuration without its stage, as plain values, with a new run name."""
+    """Return the user's configuration without its training stage, as plain values, with a new run
+    name.
+    """
     if config is None:
         return {
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    # The pilot's stage may differ from the configured stage, and no proposed stage has a teacher.
+    # The pilot's stage may differ from the configured one, and no proposed stage has a teacher.
     others = {*STAGES, "teacher"}
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})
@@ -188,9 +191,9 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
 
 
 def _sources(config: TrainConfig | None, stage: str) -> list[str]:
-    """Return the sources of a stage's rows in the user's configuration."""
-    # [preference] and [reward_model] train on the same type of rows.
-    # The sources of a pilot's rows may therefore be in either of these two tables.
+    """Return the row sources of a training stage in the user's configuration."""
+    # The stages [preference] and [reward_model] train on the same type of rows.
+    # The row sources of a pilot may therefore be in either of these two tables.
     for name in (stage, *(("preference", "reward_model") if stage != "sft" else ())):
         section = getattr(config, name, None)
         if section is not None:
@@ -199,7 +202,7 @@ def _sources(config: TrainConfig | None, stage: str) -> list[str]:
 
 
 def _bound(tree: dict[str, Any], facts: Facts, minutes: float | None) -> None:
-    """Set a time limit and a stricter threshold of the guard in a pilot's configuration."""
+    """Set a time limit and a stricter guard threshold in the configuration of a pilot."""
     most = MINUTES if minutes is None else max(MIN_MINUTES, SLACK * minutes)
     if facts.hours is not None:
         most = min(most, max(MIN_MINUTES, 60 * facts.hours / 2))

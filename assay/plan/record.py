@@ -1,7 +1,8 @@
-"""``decision.md``: the chosen method and reward, rejected methods with reasons, and the outcome.
+"""``decision.md``: the chosen method and reward, the rejected methods with reasons, and the
+outcome.
 
-An HTML comment of ``decision.md`` contains the facts of the decision. A run that starts from a
-planned configuration reads the measured facts from the HTML comment in `decision.md`.
+An HTML comment in ``decision.md`` contains the facts of the decision. A run with a planned
+configuration reads the measured facts from the HTML comment in ``decision.md``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PILOT_OF = "# The pilot, by assay plan, of "
 
 
 def chosen_by(config: TrainConfig) -> str:
-    """Return the name of the method that a configuration selects."""
+    """Return the name of the training method that a configuration selects."""
     if config.rl is not None:
         return config.algorithm.name
     if config.preference is not None:
@@ -43,10 +44,10 @@ def decision_text(
     learning_rate: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Render the page of a decision as Markdown.
+    """Render a decision as a Markdown page.
 
-    chosen, reward: the method and the reward that the configuration selects. sections: (heading,
-        text) to append.
+    chosen, reward: the training method and the reward that the configuration selects. sections:
+        (heading, text) to append.
     """
     best = decision.recommended
     lines = [f"{PAGE_OF}{title}", "", f"{MARK}{json.dumps(decision.facts.as_dict())} -->", ""]
@@ -63,7 +64,7 @@ def decision_text(
             lines.append(f"| `{one.key}` | `{json.dumps(one.value)}` | {one.because} |")
         lines.append("")
     lines += ["## Rejected", "", "| method | why not | source |", "|---|---|---|"]
-    # Methods that were rejected for the same reason share one row of the decision page's table.
+    # Methods that were rejected for the same reason share one row of the page's table.
     same: dict[tuple[str, str], list[str]] = {}
     for one in decision.rejected:
         same.setdefault((one.because, one.source), []).append(f"{one.title} (`{one.name}`)")
@@ -93,10 +94,10 @@ def facts_of_page(path: Path) -> Facts | None:
 
 
 def reward_terms(config: TrainConfig) -> dict[str, str]:
-    """Return the need for each term of the reward, and how a policy could game the term.
+    """Return why each term of the reward is needed, and how a policy could hack the term.
 
-    The texts come from ``[verification.reasons]``. Raises ConfigError for a reason whose name is
-    not a term of the reward.
+    The texts come from ``[verification.reasons]``. Raises ConfigError for a reason whose name is no
+    term of the reward.
     """
     expressions = [config.data.verifier, *config.data.verifier_by_tag.values()]
     terms = (term for one in expressions for term in parse_expression(one))
@@ -116,7 +117,7 @@ def reward_terms(config: TrainConfig) -> dict[str, str]:
 
 
 def reward_section(config: TrainConfig) -> tuple[str, str]:
-    """Return the heading and the text of the page's section on `reward_terms`."""
+    """Return the heading and the text of the section on `reward_terms` in the page."""
     lines = [f"- `{name}`: {reason}" for name, reason in reward_terms(config).items()]
     return "Terms of the reward", "\n".join(lines)
 
@@ -128,24 +129,22 @@ def _key(name: str) -> str:
 def run_decision(
     config: TrainConfig, config_path: Path | None, learning_rate: str | None = None
 ) -> str:
-    """Render ``decision.md`` at the start of a run, from the facts of a plan or a configuration.
+    """Render ``decision.md`` when a run starts, from the facts of its plan or of its configuration.
 
-    A plan is stored as the page ``decision.md`` next to the configuration file. A run uses the
-    facts of a plan only if the plan was written for the run's configuration, or for the
-    configuration whose pilot the run is. The plan must also have the run's source of reward, or
-    recommend the run's method.
+    A plan is the page ``decision.md`` beside the configuration file. A run uses the facts of a plan
+    only if the plan was made for the run's configuration, or for the configuration whose pilot the
+    run is. The plan must also have the run's source of reward, or recommend the run's method.
     """
     own = facts_of_config(config)
     facts = own = replace(own, **known_rows(config))
     source, chosen = "as the configuration says", chosen_by(config)
     planned = _plan_of(config_path) if config_path is not None else None
-    # A user may edit the configuration after the plan, and facts about another reward would
-    # mislead.
+    # If the user edited the configuration after the plan, facts about another reward would mislead.
     recommends = planned is not None and config.rl is None and decide(planned).name == chosen
     if planned is not None and (planned.reward == own.reward or recommends):
         source, facts = "measured by `assay plan`", planned
         if config.rl is not None:
-            # A user may have changed these settings after the plan was made.
+            # The user may have changed these settings after the plan was made.
             names = ("group_size", "max_tokens", "updates_per_batch")
             facts = replace(planned, **{name: getattr(own, name) for name in names})
     name = config.run.name or (config_path.stem if config_path else "run")
@@ -160,18 +159,17 @@ def run_decision(
 
 
 def _plan_of(config_path: Path) -> Facts | None:
-    """Read a configuration's planned facts; for a pilot's configuration, read the facts of its full
-    configuration."""
+    """Read the planned facts of a configuration; for a pilot, those of the full configuration."""
     page = config_path.parent / FILE
     known = {config_path.name, owner(text_of(config_path))}
     return facts_of_page(page) if owner(text_of(page)) in known - {None} else None
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write the decision page of ``assay plan``.
+    """Write the decision page that ``assay plan`` makes.
 
-    overwrite: replace any existing file. Without ``overwrite``, UserError is raised if ``assay
-    plan`` did not write the existing file, or wrote it for another configuration.
+    overwrite: replace any existing file. Without ``overwrite``, UserError is raised for an existing
+    file that is not a plan of this configuration.
     """
     found = owner(text_of(path))
     if path.exists() and not overwrite and (found is None or found != owner(text)):
@@ -186,7 +184,8 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
 
 
 def owner(text: str) -> str | None:
-    """Return the configuration's name in a decision page or a pilot; None for any other text."""
+    """Return the name of the configuration in a decision page or a pilot; None for any other
+    text."""
     first = text.partition("\n")[0]
     if first.startswith(PILOT_OF):
         return first.removeprefix(PILOT_OF)

@@ -1,4 +1,4 @@
-"""Estimated seconds of a step, from unit times (a token, a decoding step, an update)."""
+"""Estimated seconds of a training step, from unit times (per token, decoding step and update)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DRAWS = 20
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Estimated seconds of one training step, by phase.
+    """Estimated seconds of one training step, by phase of the step.
 
-    verification: seconds in which verifiers are busy while the generator is idle. teacher: forward
-        pass of the teacher.
-    once: all forward passes of a teacher or a reference before the first step; `total` does not
-    include them.
+    verification: seconds in which the verifiers work while the generator is idle. teacher: seconds
+        of the teacher's forward pass.
+    once: seconds of the forward passes of a teacher or reference before the first step, which
+    `total` excludes.
     """
 
     generation: float
@@ -55,11 +55,11 @@ class StepSeconds:
 class UnitSeconds:
     """Measured unit times, in seconds.
 
-    begin: start of a generation. prompt_token: seconds for prefilling one prompt token. decode:
-        seconds of one decoding step over all slots. update_fixed: seconds of an update that do not
-        depend on the number of its tokens.
-    update_token: additional seconds of an update for each token. teacher_token: seconds of one
-    token in the forward pass of a teacher or a reference.
+    begin: start of a generation. prompt_token: seconds to prefill one token of a prompt. decode:
+        seconds of one decoding step with all slots. update_fixed: seconds of an update that do not
+        depend on its number of tokens.
+    update_token: seconds that each token adds to an update. teacher_token: seconds per token in the
+    forward pass of a teacher or a reference.
     """
 
     begin: float
@@ -75,10 +75,10 @@ class GivenWork:
     """Amount of work in a stage that trains on the rows of a data set.
 
     num_steps: number of steps. step_tokens: mean number of tokens in the forward and backward pass
-    of a step, with all copies of a prompt. scored: number of tokens that the reference scores
-    before the first step. prompt, completion, siblings: the calibration's numbers of prompt tokens,
-    completion tokens and completions of a typical row. shares: whether all completions of a row
-    share the computation of their prompt.
+    of a step; every copy of a prompt counts. scored: number of tokens that the reference scores
+    before the first step. prompt, completion, siblings: numbers of prompt tokens, of completion
+    tokens and of completions in the calibration's typical row. shares: whether the completions of a
+    row share the computation of their prompt.
     """
 
     num_steps: int
@@ -91,7 +91,7 @@ class GivenWork:
 
 
 def estimate_work(work: GivenWork, measured: UnitSeconds) -> StepSeconds:
-    """Estimate the seconds of a mean step on rows of a data set."""
+    """Estimate the seconds of an average step on rows of a data set."""
     update = measured.update_fixed + work.step_tokens * measured.update_token
     return StepSeconds(0.0, 0.0, update, once=work.scored * measured.teacher_token)
 
@@ -105,14 +105,14 @@ def estimate_sampled(
     mixed_share: float | None,
     num_slots: int,
 ) -> StepSeconds:
-    """Estimate the seconds of a step that samples its completions.
+    """Estimate the seconds of a training step that samples its completions.
 
-    prompt_tokens: mean length of a prompt. lengths: lengths of sampled completions; empty: all
-    completions have the maximum length. verdict_seconds: mean seconds of a verdict. mixed_share:
-    share of groups that carry gradient; None: all groups carry gradient. num_slots: slots of the
-    engine.
+    prompt_tokens: mean number of tokens in a prompt. lengths: lengths of sampled completions; if
+    empty, all completions have the maximum length. verdict_seconds: mean seconds that one verdict
+    takes. mixed_share: share of groups that carry gradient; None means that all groups do.
+    num_slots: slots of the engine.
     """
-    # The measured update includes scoring by the reference, the old policy and the critic.
+    # The measured update already includes scoring by the reference, the old policy and the critic.
     assert config.drawing is not None
     prompts, siblings = config.drawing.num_prompts, config.drawing.group_size
     completions = prompts * siblings
@@ -131,7 +131,7 @@ def estimate_sampled(
     if verdict_seconds is not None:
         workers = config.verification.num_workers or 1
         whole = completions * verdict_seconds / workers
-        # Verdicts run during the generation, except the verdicts on the last group.
+        # Verdicts are computed during generation, except those on the last group.
         verification = max(whole - generation, whole / prompts)
     return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
 
@@ -139,10 +139,10 @@ def estimate_sampled(
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:
     """Estimate the number of decoding steps until all completions have ended.
 
-    The estimate is the mean of `DRAWS` simulated generations, with lengths drawn from ``lengths``.
-    A slot whose completion has ended takes the next waiting completion.
+    The estimate is the mean over `DRAWS` simulated generations, with lengths drawn from
+    ``lengths``. When a completion ends, its slot continues with the next waiting completion.
     """
-    # The simulation has a fixed seed, so that the same facts give the same plan.
+    # The simulation has a fixed seed, so that equal facts give equal plans.
     rng = np.random.default_rng(0)
     ends: list[int] = []
     for drawn in rng.choice(np.asarray(lengths), (DRAWS, completions)).tolist():
@@ -159,7 +159,7 @@ def estimate_given(
     """Estimate the seconds of a step of ``[sft]``, ``[distill]`` or ``[pretrain]``.
 
     row_tokens: number of prompt tokens per trained token. asked: number of trained tokens that the
-    teacher scores before the first step; 0: the teacher scores the tokens of each step.
+    teacher scores before the first step; 0 if it scores the tokens of each step.
     """
     settings = config.sft or config.distill or config.pretrain
     assert settings is not None

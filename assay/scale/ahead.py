@@ -1,8 +1,8 @@
 """Asynchronous sampling: actors sample the groups of later steps while the learner updates.
 
-The queue is bounded by whoever starts groups (`assay.data.draws_ahead`): a group is started only if
-it cannot be too old when its step learns from it. Weights are loaded between two decoding steps of
-the actors, and unfinished completions continue with the new weights. No sampled token is discarded.
+The caller limits the queue (`assay.data.draws_ahead`): a group is started only if it cannot be too
+old when its step learns from it. The actors load new weights between two decoding steps, and
+continue unfinished completions with the new weights. No sampled token is discarded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from assay.types import Completion, Group, Problem, Prompt
 
 @dataclass(frozen=True)
 class AheadCall:
-    """Groups to start before their step: arguments of a later call of `Generator.generate`."""
+    """Groups that are started before their step, with the arguments of a later call of
+    `Generator.generate`.
+    """
 
     problems: Sequence[Problem]
     sampling: SamplingConfig
@@ -37,10 +39,10 @@ class AheadCall:
 
 @dataclass(eq=False)
 class _Started:
-    """A group in the queue. sent, prompt: the problem and prompt as actors receive them.
+    """A group in the queue. sent, prompt: problem and prompt in the form that actors receive.
 
-    version: newest policy version when the group was given to an actor. group: the finished group.
-    urgent: whether the learner waits for a group that was not started ahead.
+    version: newest policy version when an actor received the group. group: the finished group.
+    urgent: whether the learner waits for a group that was not started ahead of its step.
     """
 
     problem: Problem
@@ -54,24 +56,25 @@ class _Started:
     group: Group | None = None
 
     def is_for(self, sampling: SamplingConfig, group_size: int, first_sibling: int) -> bool:
-        """Whether the group was started with these arguments of `Generator.generate`."""
+        """Whether the group was started with the given arguments of `Generator.generate`."""
         mine = self.sampling, self.group_size, self.first_sibling
         return mine == (sampling, group_size, first_sibling)
 
     @property
     def how(self) -> tuple[Any, ...]:
-        """Groups with equal values can be in one share."""
+        """Groups with equal keys can be in one share of an actor."""
         sampling = self.sampling.model_dump_json()
         return sampling, self.group_size, self.first_sibling, self.urgent
 
 
 class AheadGenerator(ActorGenerator):
-    """Generator whose actors sample continuously, from `begin` to the matching `generate`.
+    """Generator whose actors sample a group continuously, from `begin` to the matching `generate`.
 
-    The generator is not exact: tokens come from older policies, so the loss needs importance
-    weights. Each token's version is in its completion. Groups that were not started ahead, as those
-    of evaluations, are sampled from the newest weights before all others. on_finished: called with
-    each finished group that was started ahead.
+    Tokens come from older policies, so the generator is not exact and the loss needs importance
+    weights. Each completion contains the policy version of each of its tokens. Groups that were not
+    started ahead, such as those of evaluations, are sampled from the newest weights before all
+    other groups. on_finished: function that is called with each finished group that was started
+    ahead.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class AheadGenerator(ActorGenerator):
         self._queue: dict[int, _Started] = {}
         self._unassigned: deque[int] = deque()
         self._num_started = 0
-        # Expected reports of the versions that an actor may still be loading.
+        # Expected reports for the weight versions that an actor may still be loading.
         self._sent: dict[int, Prepared] = {}
 
     def begin(self, calls: Sequence[AheadCall]) -> None:
@@ -98,7 +101,7 @@ class AheadGenerator(ActorGenerator):
         self._look(0.0)
 
     def is_started(self, problem: Problem) -> bool:
-        """Whether the problem's group is in the queue."""
+        """Whether the group of a problem is in the queue."""
         return any(one.problem is problem for one in self._queue.values())
 
     def generate(
@@ -110,8 +113,8 @@ class AheadGenerator(ActorGenerator):
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return the groups of these problems, after all are finished. Groups that were not started
-        ahead are started now."""
+        """Return the groups of these problems after all of them have finished. Groups that were not
+        started ahead of their step are started now."""
         assert cutoff is None, "the configuration refuses oversampling with steps ahead"
         how = (sampling, group_size, first_sibling)
         begun = {id(one.problem): n for n, one in self._queue.items() if one.is_for(*how)}
@@ -140,12 +143,12 @@ class AheadGenerator(ActorGenerator):
         return [group for group in groups if group is not None]
 
     def sleep(self) -> None:
-        """Do nothing: actors sample ahead while the learner updates."""
+        """Do nothing, because actors sample ahead while the learner updates."""
 
     def load_policy(self, weights: Weights) -> None:
-        """Send the weights to the actors, which load them between two decoding steps."""
+        """Send the weights to the actors, which load the weights between two decoding steps."""
         prepared = self.prepare(weights)
-        # Without the reference, the object store can free the weights of an older version.
+        # Without a reference, the object store can free the weights of an older version.
         self._sent[prepared.version] = replace(prepared, ref=None)
         loaded = [actor.version for actor in self._actors if actor.version is not None]
         oldest = min(loaded, default=prepared.version)
@@ -153,16 +156,18 @@ class AheadGenerator(ActorGenerator):
             del self._sent[version]
         self._held, self.policy_version = prepared, prepared.version
         for actor in self._actors:
-            # An actor that opens its model loads the newest weights afterwards.
+            # An actor that is still opening its model loads the newest weights afterwards.
             if actor.sent_version is not None or not actor.doing:
                 self._load(actor)
         if not self._queue:
-            # Nothing is sampled meanwhile, so the actors' reports are checked at once.
+            # No actor is sampling now, so the reports of the actors are checked at once.
             self._wait_for_loads()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: the length of the queue, and those of the actors."""
-        # Groups that finished during the update are received, so that the run can save them.
+        """Return the metrics since the last call: the length of the queue, and the metrics of the
+        actors.
+        """
+        # Groups that finished during the update are received now, so that the run can save them.
         for _ in self._actors:
             self._look(0.0)
         started = [one for one in self._queue.values() if not one.urgent]
@@ -172,7 +177,7 @@ class AheadGenerator(ActorGenerator):
         }
         for number, actor in enumerate(self._actors, 1):
             found[f"time/rollout_actor_{number}_idle"] = actor.idle
-            # The command's waiting time says nothing about an actor that samples in the background.
+            # The command's waiting time says nothing about actors that sample in background.
             actor.seconds, actor.idle, actor.busy = actor.busy, 0.0, 0.0
         return found | super().take_metrics()
 
@@ -192,7 +197,7 @@ class AheadGenerator(ActorGenerator):
         return place
 
     def _look(self, seconds: float | None = None) -> None:
-        """Give unassigned groups to actors, and receive finished groups."""
+        """Give unassigned groups to actors, and receive finished groups from actors."""
         self._assign()
         if not any(actor.doing for actor in self._actors):
             return
@@ -207,9 +212,9 @@ class AheadGenerator(ActorGenerator):
     def _assign(self) -> None:
         """Give each unassigned group to the actor with the fewest unfinished completions.
 
-        Urgent groups are sampled before all others, so only urgent completions count for them.
+        Urgent groups are sampled before all others, so for them only urgent completions count.
         """
-        # Calls are executed in order, so an actor loads what was sent before its next groups.
+        # Calls are executed in order: an actor loads earlier weights before its next groups.
         able = [actor for actor in self._actors if actor.sent_version == self.policy_version]
         if not able:
             return
@@ -260,7 +265,7 @@ class AheadGenerator(ActorGenerator):
     def _taken(self, actor: ActorState, taken: Taken) -> None:
         since = actor.since
         self._go_on(actor)
-        # Another call is no progress of the actor's completions.
+        # A call other than sampling is no progress of the actor's completions.
         if actor.doing == "sampling":
             actor.since = since
 

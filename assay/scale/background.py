@@ -1,9 +1,9 @@
-"""Sampling in a background thread of a rollout actor, which stays responsive meanwhile.
+"""Sampling in a background thread of a rollout actor, which can answer other calls meanwhile.
 
-A share that is open can be interrupted: new weights are loaded between two decoding steps, and
+An open share of problems can be interrupted: new weights are loaded between two decoding steps, and
 further groups join. Interrupted completions keep their tokens and continue with the new weights
-(partial rollouts, Kimi k1.5, arXiv 2501.12599, section 2.6.2). The continued completion is read
-again, so its keys and values are those of the new weights.
+(partial rollouts, Kimi k1.5, arXiv 2501.12599, section 2.6.2). The continued completion is
+prefilled again, so its keys and values come from the new weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-# This import comes before vLLM's, because vLLM replaces torch.set_num_threads by its own function.
+# vLLM replaces torch.set_num_threads by its own function, so this import precedes vLLM's.
 from torch import get_num_threads, set_num_threads
 
 from assay.config import SamplingConfig
@@ -25,9 +25,9 @@ from assay.generate.slots import Waiting
 from assay.generate.vllm_engine import VllmEngine
 from assay.types import Group, Problem, Prompt
 
-# Seconds after which `take` returns even if no group has ended.
+# Seconds after which `take` returns, even if no group has finished.
 TAKE_SECONDS = 1.0
-# The same for open shares: new weights and groups wait until `take` returns.
+# Seconds after which `take` returns for open shares: new weights and groups wait for it.
 OPEN_TAKE_SECONDS = 0.1
 
 
@@ -35,9 +35,10 @@ OPEN_TAKE_SECONDS = 0.1
 class ShareAsked:
     """Problems that an actor samples with one sampling setting.
 
-    problems: (index, problem from `Opening.sent`, prompt) of each problem. is_open: whether further
-    shares and weights may come before the share is finished; its completions are then interrupted
-    and continue. urgent: whether other completions wait until the share is finished.
+    problems: (index, problem in the form that `Opening.sent` returns, prompt) for each problem.
+    is_open: whether further shares and weights may arrive before the share is finished, so that its
+    completions are interrupted and continued. urgent: whether all other completions wait until this
+    share is finished.
     """
 
     problems: Sequence[tuple[int, Problem, Prompt]]
@@ -54,7 +55,7 @@ class Taken:
     """Progress of an actor: newly finished groups, and totals of its current call.
 
     given_up: number of tokens in groups that the oversampling cutoff canceled. idle, busy: seconds
-    without and with completions to sample since the last report.
+    since the last report without and with completions to sample.
     """
 
     groups: Sequence[tuple[int, Group]]
@@ -69,7 +70,7 @@ class Taken:
 
 @dataclass(eq=False)
 class _Share:
-    """A share and its groups, whose positions are the indices of the problems."""
+    """A share and its groups; the positions of the groups are the indices of the problems."""
 
     asked: ShareAsked
     groups: list[Waiting]
@@ -77,16 +78,16 @@ class _Share:
 
     @property
     def key(self) -> tuple[bool, SamplingConfig]:
-        """Shares with equal keys are sampled together."""
-        # Each group has its own maximum length, so `max_tokens` may differ.
+        """Shares with equal sampling keys are sampled together."""
+        # Each group has its own maximum length, so the setting `max_tokens` may differ.
         return self.asked.urgent, self.asked.sampling.model_copy(update={"max_tokens": 1})
 
 
 class BackgroundSampling:
-    """Samples shares in a background thread.
+    """Samples shares of problems in a background thread.
 
-    An open share is sampled together with all open shares that have equal sampling settings. Any
-    other share is sampled alone.
+    An open share is sampled together with all open shares that have equal sampling settings. A
+    share that is not open is sampled alone.
     """
 
     def __init__(self, engine: Engine | VllmEngine) -> None:
@@ -116,7 +117,7 @@ class BackgroundSampling:
         if not asked.is_open:
             stats = self._engine.stats
             self._engine.stats = replace(stats, num_steps=0, num_completions=0, tokens=0)
-        # Pickling has copied the cutoff, so this copy sees only the groups of this actor.
+        # Pickling copied the cutoff, so this copy counts only the groups of this actor.
         self._cutoff = asked.cutoff
         with self._changed:
             if not self._shares:
@@ -126,9 +127,9 @@ class BackgroundSampling:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Interrupt sampling in this ``with`` block, for example to load weights.
+        """Interrupt sampling inside this ``with`` block, for example to load weights.
 
-        A share that is not open is finished first.
+        A share that is not open is finished before the interruption.
         """
         with self._changed:
             self._must_pause = True
@@ -141,17 +142,18 @@ class BackgroundSampling:
                 self._changed.notify_all()
 
     def lower(self, limit: int) -> None:
-        """Lower the limit of the oversampling cutoff."""
+        """Lower the length limit of the oversampling cutoff."""
         if self._cutoff is not None:
             self._cutoff.lower(limit)
 
     def take(self) -> Taken:
-        """Return the groups that have ended. Raises the engine's exception."""
+        """Return the groups that have finished since the last call. Raises the engine's
+        exception."""
         groups: list[tuple[int, Group]] = []
         is_open = all(share.asked.is_open for share in self._shares)
         limit = time.monotonic() + (OPEN_TAKE_SECONDS if is_open else TAKE_SECONDS)
         while True:
-            # In this order: after the last group of a share, the share is removed.
+            # The order matters: a share is removed after its last group was added to the results.
             done = not self._shares
             try:
                 wait = 0.0 if groups or done else max(0.0, limit - time.monotonic())
@@ -174,7 +176,7 @@ class BackgroundSampling:
         return Taken(groups, *far, done, given_up, idle, busy)
 
     def _work(self) -> None:
-        # torch keeps a separate number of threads for each Python thread.
+        # torch has a separate number of threads for each Python thread.
         set_num_threads(self._threads)
         while True:
             with self._changed:
@@ -188,7 +190,7 @@ class BackgroundSampling:
                 self._ended.put(error)
                 failed = True
             with self._changed:
-                # A share that was sampled alone has ended, even if its cutoff canceled groups.
+                # A share that was sampled alone has finished, even if its cutoff canceled groups.
                 over = [s for s in batch if failed or not s.asked.is_open or _is_finished(s)]
                 self._shares = [share for share in self._shares if share not in over]
                 self._is_sampling = False
@@ -198,7 +200,7 @@ class BackgroundSampling:
             self._ended.put(None)
 
     def _next_shares(self) -> list[_Share]:
-        """Return the shares to sample together."""
+        """Return the shares that are sampled together next."""
         first = next((one for one in self._shares if one.asked.urgent), self._shares[0])
         if not first.asked.is_open:
             return [first]

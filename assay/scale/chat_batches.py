@@ -1,4 +1,4 @@
-"""Batches concurrent chat requests for a generator, in one thread."""
+"""Collects concurrent chat requests to batches for a generator, in one thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ GATHER_SECONDS = 0.01
 
 @dataclass(eq=False)
 class ChatJob:
-    """A checked request: its prompt and settings. stop: strings that end the answer."""
+    """A checked chat request: its prompt and its sampling settings. stop: strings that end the
+    answer of a completion.
+    """
 
     problem: Problem
     prompt: Prompt
@@ -36,14 +38,15 @@ class ChatJob:
 
 
 class _Abandoned(Exception):
-    """All clients of a batch have left, or the server stops."""
+    """All clients of a batch have disconnected, or the server is stopping."""
 
 
 class ChatBatches:
-    """Thread that samples the waiting requests with equal settings together.
+    """Thread that samples waiting requests with equal settings together.
 
-    A request that arrives during a batch waits for the end of the batch, which is bounded by
-    ``sampling.max_tokens``. engine: its prompts are those of the jobs.
+    A request that arrives while a batch is sampled waits for the end of the batch, which
+    ``sampling.max_tokens`` limits. engine: generator that renders and samples the prompts of the
+    requests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,7 +62,7 @@ class ChatBatches:
         self._thread.start()
 
     async def reply(self, job: ChatJob) -> ChatReply:
-        """Wait for the completions of a job; a canceled wait abandons the job."""
+        """Wait for the completions of a request; a canceled wait abandons the request."""
         with self._news:
             if self._closed:
                 raise Refused(503, "the server stops")
@@ -68,12 +71,12 @@ class ChatBatches:
         try:
             return await asyncio.wrap_future(job.result)
         finally:
-            # A batch lasts minutes, in which the jobs of clients that left would pile up.
+            # A batch takes minutes, in which requests of disconnected clients would accumulate.
             with self._news, suppress(ValueError):
                 self._waiting.remove(job)
 
     def close(self) -> None:
-        """Abandon all jobs and end the thread."""
+        """Abandon all requests, and end the thread."""
         with self._news:
             self._closed = True
             self._news.notify()
@@ -109,7 +112,9 @@ class ChatBatches:
         _fail([*self._waiting], Refused(503, "the server stops"))
 
     def _gather(self) -> bool:
-        """Move waiting jobs with equal settings to `_running`; return False when closed."""
+        """Move waiting requests with equal settings to `_running`; return False if the thread is to
+        end.
+        """
         self._running = []
         while not self._running:
             with self._news:
@@ -126,10 +131,10 @@ class ChatBatches:
         return True
 
     def _alike(self, waiting: Sequence[ChatJob]) -> list[ChatJob]:
-        """Return the first job, and the jobs that can be sampled with it."""
+        """Return the first waiting request, and all requests that can be sampled with it."""
         first, found = waiting[0], dict[str, ChatJob]()
         for one in waiting:
-            # Equal seeds are equal ids, which a call of the engine must not contain twice.
+            # Equal seeds give equal ids, which a call of the engine must not contain twice.
             if (one.sampling, one.n) == (first.sampling, first.n):
                 found.setdefault(one.problem.id, one)
         return [*found.values()][: max(1, self._engine.settings.slots // first.n)]
@@ -137,7 +142,7 @@ class ChatBatches:
 
 def _settle(job: ChatJob, group: Group) -> None:
     choices = [choice_of(one, job.stop) for one in group.completions]
-    # The client may leave at any moment, which cancels the future.
+    # The client may disconnect at any moment, which cancels the future.
     with suppress(InvalidStateError):
         job.result.set_result(ChatReply(choices, len(group.prompt.tokens)))
 
@@ -149,7 +154,7 @@ def _fail(jobs: Sequence[ChatJob], error: Exception) -> None:
 
 
 def choice_of(completion: Completion, stop: Sequence[str]) -> ChatChoice:
-    """Split a completion into reasoning and answer."""
+    """Split a completion into its reasoning and its answer."""
     answer, stopped = cut_at(completion.answer_text.strip(), stop)
     return ChatChoice(
         reasoning=completion.reasoning_text,
@@ -161,9 +166,9 @@ def choice_of(completion: Completion, stop: Sequence[str]) -> ChatChoice:
 
 
 def seeded(problem: Problem, seed: int | None, number: int) -> Problem:
-    """Return the problem of a request, whose id determines its random numbers.
+    """Return the problem for a request; the id of the problem determines the random numbers.
 
-    number: number of the request, for requests without a seed.
+    number: number of the request, which seeds requests without a seed of their own.
     """
-    # The engine's random numbers depend on its own seed, the problem's id, and the sibling.
+    # Random numbers depend on the engine's seed, the problem's id and the completion's index.
     return replace(problem, id=f"request-{number}" if seed is None else f"seed-{seed}")

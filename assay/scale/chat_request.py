@@ -1,4 +1,4 @@
-"""Requests to ``POST /v1/chat/completions``, read and checked."""
+"""Parse and check requests to ``POST /v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "p
 """Keys of OpenAI's API that do not change a completion."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-    # Log-probabilities would show the tokens of the reasoning.
+    # Log-probabilities would reveal the tokens of the reasoning, so they are refused.
     **dict.fromkeys(("logprobs", "parallel_tool_calls"), (False,)),
     **dict.fromkeys(("top_logprobs",), (0,)),
     **dict.fromkeys(("logit_bias",), ({},)),
@@ -34,8 +34,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 class ChatRequest:
     """A checked request. None: the model's own setting.
 
-    stop: strings that end the answer, and are removed from it; they are not looked for in the
-    reasoning. effort: name of a thinking effort. thinking_budget: maximum thinking tokens.
+    stop: strings that end the answer and are removed from it; in the reasoning, they have no
+    effect. effort: name of a configured thinking effort. thinking_budget: maximum thinking tokens.
     """
 
     messages: tuple[Message, ...]
@@ -52,14 +52,16 @@ class ChatRequest:
 
 
 def read_chat_request(raw: bytes, model: str) -> ChatRequest:
-    """Read a request body. Raises Refused, in one line. model: name of the served model."""
+    """Read a request body. Raises Refused, in one line. model: name of the model that the server
+    offers.
+    """
     try:
         body = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise Refused(400, "body: accepted: a JSON object") from None
     if not isinstance(body, dict):
         raise Refused(400, "body: accepted: a JSON object")
-    # In OpenAI's API, null stands for a missing key.
+    # In OpenAI's API, null means the same as a missing key.
     given: dict[str, Any] = {key: value for key, value in body.items() if value is not None}
     if given.pop("model", model) != model:
         raise Refused(404, f"model: accepted: {model}")
@@ -115,7 +117,7 @@ def _messages(value: Any) -> tuple[Message, ...]:
         content = _content(one.get("content")) if isinstance(one, dict) else None
         if role not in ("system", "developer", "user", "assistant") or content is None:
             raise Refused(400, accepted)
-        # Templates know no role developer, which is OpenAI's newer name of system.
+        # Chat templates do not know OpenAI's role developer, the newer name of the role system.
         found.append({"role": "system" if role == "developer" else role, "content": content})
     return tuple(found)
 
@@ -143,7 +145,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _no_constant(name: str) -> None:
-    # Python's parser accepts NaN and Infinity, which are not JSON.
+    # Python's JSON parser accepts NaN and Infinity, which are not valid JSON.
     raise ValueError(name)
 
 

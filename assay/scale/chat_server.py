@@ -1,12 +1,14 @@
-"""Server of one model over OpenAI's API, which withholds, shows or summarizes the reasoning.
+"""Server of one model with OpenAI's API, which withholds, shows or summarizes the model's
+reasoning.
 
     POST /v1/chat/completions   whole replies, or streams of server-sent events
     GET  /v1/models             the served model
 
-The reasoning never leaves the server unless `Reasoning` is ``show``. The answer is what verifiers
-judge in training (`assay.think`): the text after the last closed think block. Text before a later
-closing tag is reasoning too, so the answer is known only when the completion has ended, and a
-stream sends it then. Until then, the stream sends comments that keep the connection open.
+The reasoning never leaves the server unless `Reasoning` is ``show``. The answer is the text after
+the last closed think block, as verifiers judge it in training (`assay.think`). Text before a later
+closing tag is reasoning too, so the answer is known only when the completion has ended; a stream
+sends the answer then. Until the completion has ended, the stream sends comments, which keep the
+connection open.
 """
 
 from __future__ import annotations
@@ -43,10 +45,11 @@ LONGEST_SENTENCE = 200
 
 @dataclass(frozen=True)
 class ChatChoice:
-    """One completion. reasoning, answer: its two parts, without tags. cut: it reached its limit.
+    """One completion. reasoning, answer: the two parts of the completion, without think tags. cut:
+    it reached its limit.
 
-    tokens, reasoning_tokens: numbers of tokens; reasoning_tokens: those of the think block. None:
-    the backend does not know the number.
+    tokens: number of tokens in the completion; reasoning_tokens: number of tokens in its think
+    block. A number of tokens is None if the backend does not know it.
     """
 
     reasoning: str
@@ -58,15 +61,16 @@ class ChatChoice:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The completions of a request. prompt_tokens: number of tokens; None: unknown."""
+    """The completions of a request. prompt_tokens: number of tokens in the prompt; None if
+    unknown."""
 
     choices: Sequence[ChatChoice]
     prompt_tokens: int | None
 
     def usage(self) -> dict[str, Any] | None:
-        """Return the token counts in OpenAI's format, or None if they are unknown."""
+        """Return the token counts in the format of OpenAI's API, or None if they are unknown."""
         written = _sum(one.tokens for one in self.choices)
-        # OpenAI's format allows no missing count except in the details.
+        # In OpenAI's format, only the details may lack counts.
         if self.prompt_tokens is None or written is None:
             return None
         usage: dict[str, Any] = {
@@ -81,21 +85,23 @@ class ChatReply:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum of numbers, or None if one of them is unknown."""
+    """Return the sum of numbers, or None if one of the numbers is unknown."""
     listed = [*numbers]
     known = [one for one in listed if one is not None]
     return sum(known) if len(known) == len(listed) else None
 
 
 class ChatBackend(Protocol):
-    """Source of completions: the built-in engine, or another server."""
+    """Source of completions for the server: the built-in engine, or another server."""
 
     async def check(self, request: ChatRequest) -> Any:
-        """Return the request in the backend's own form. Raises Refused for an invalid request."""
+        """Return a chat request in the form that the backend samples. Raises Refused if the chat
+        request is invalid.
+        """
         ...
 
     async def reply(self, checked: Any) -> ChatReply:
-        """Sample the completions of a checked request. Raises Refused if that fails."""
+        """Sample the completions of a checked chat request. Raises Refused if that fails."""
         ...
 
     async def close(self) -> None:
@@ -104,11 +110,12 @@ class ChatBackend(Protocol):
 
 
 class ReasoningServer(Server):
-    """The application. model: name of the model. seconds: time limit of a request."""
+    """The application. model: name of the model. seconds: time limit of each request."""
 
     accepted = "POST /v1/chat/completions, GET /v1/models"
-    # The parser holds the interpreter's lock, so a thread would not help: a body of 30 MB of
-    # nested lists stops the server for seconds. Text of a whole context is far below this limit.
+    # The JSON parser holds the interpreter's lock: 30 MB of nested lists stop the server.
+    # A thread for the parser would therefore not help.
+    # The text of a model's whole context is far below this size limit.
     most_bytes = 2 * 2**20
 
     def __init__(
@@ -124,11 +131,11 @@ class ReasoningServer(Server):
         super().__init__(token, max_waiting)
         self.backend, self.model, self.reasoning = backend, model, reasoning
         self.seconds = seconds
-        # unknown: completion tokens of backends that do not count the reasoning apart.
+        # unknown: completion tokens of backends that do not count the reasoning separately.
         self.tokens = {"prompt": 0, "answer": 0, "reasoning": 0, "unknown": 0}
 
     def complaint(self, said: str) -> dict[str, Any]:
-        """Format an error response in OpenAI's format."""
+        """Format an error response as OpenAI's API does."""
         return {"error": {"message": said, "type": "assay_serve"}}
 
     async def close(self) -> None:
@@ -136,14 +143,14 @@ class ReasoningServer(Server):
         await self.backend.close()
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the endpoints of OpenAI's API."""
+        """Return the endpoints of OpenAI's API that this server offers."""
         return {
             ("GET", "/v1/models"): self._list_models,
             ("POST", "/v1/chat/completions"): self._complete,
         }
 
     def counts(self) -> Iterator[str]:
-        """Yield the numbers of tokens so far."""
+        """Yield the numbers of prompt and completion tokens so far."""
         yield "# TYPE assay_serve_tokens_total counter"
         for kind, number in self.tokens.items():
             yield f'assay_serve_tokens_total{{kind="{kind}"}} {number}'
@@ -153,10 +160,10 @@ class ReasoningServer(Server):
         return json_response({"object": "list", "data": [listed]})
 
     async def _complete(self, request: Request) -> ASGIApp:
-        """Return an ASGI application that responds with the completions."""
+        """Return an ASGI application whose response has the completions of a request."""
         async with self.body(request) as raw:
             asked = read_chat_request(raw, self.model)
-        # All invalid requests are refused before a stream begins, with a status of their own.
+        # Invalid requests are refused before a stream begins, with their own HTTP status.
         with self.room(1, "requests"):
             checked = await self._checked(request, asked)
 
@@ -171,7 +178,7 @@ class ReasoningServer(Server):
         return respond
 
     async def _checked(self, request: Request, asked: ChatRequest) -> Any:
-        # A long prompt waits for the tokenizer, so its check has the limits of a completion.
+        # The check tokenizes the prompt, which may take long, so it has a completion's time limit.
         try:
             return await while_there(request.receive, self.backend.check(asked), self.seconds)
         except TimeoutError:
@@ -211,7 +218,7 @@ class ReasoningServer(Server):
         return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
 
     def _thoughts(self, choice: ChatChoice) -> dict[str, str]:
-        """Return the field that shows the reasoning, if the server shows any."""
+        """Return the response field with the reasoning, if the server shows any reasoning."""
         if self.reasoning == "show":
             return {"reasoning_content": choice.reasoning}
         if self.reasoning == "summary":
@@ -222,7 +229,7 @@ class ReasoningServer(Server):
         from starlette.responses import StreamingResponse
 
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache"}
-        # Closed at once, so that the work for a client that stopped reading ends.
+        # Closing at once ends the work for a client that has stopped reading.
         async with aclosing(self._events(asked, checked)) as events:
             await StreamingResponse(events, 200, headers).stream_response(send)
 
@@ -238,7 +245,7 @@ class ReasoningServer(Server):
             while not (await asyncio.wait({work}, timeout=KEEP_ALIVE_SECONDS))[0]:
                 yield b": sampling\n\n"
             reply = work.result()
-        # The status 200 is already sent, so a failure is an event.
+        # The status 200 has already been sent, so a failure is sent as an event.
         except Refused as refused:
             yield _event(self.complaint(str(refused)))
             return
@@ -269,13 +276,13 @@ def _choice(index: int, delta: Mapping[str, str], reason: str | None = None) -> 
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
-    # ASCII only, so that a piece that cuts a surrogate pair is still valid.
+    # With ASCII only, a chunk that cuts a surrogate pair is still valid text.
     return f"data: {json.dumps(value)}\n\n".encode()
 
 
 def summary_of(reasoning: str) -> str:
-    """Return the first and the last sentence of a reasoning, each cut after 200 characters."""
-    # A rule and no model call: a small model's own summary is often wrong about its reasoning.
+    """Return the first and the last sentence of a reasoning, each limited to 200 characters."""
+    # A small model often summarizes its own reasoning wrongly, so a fixed rule is used.
     sentences = [one.strip() for one in re.split(r"(?<=[.!?])\s+|\n+", reasoning) if one.strip()]
     shown = sentences[:1] + sentences[1:][-1:]
     return " ... ".join(
@@ -284,6 +291,6 @@ def summary_of(reasoning: str) -> str:
 
 
 def cut_at(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """Return an answer up to its first stop string, and whether there was one."""
+    """Return an answer up to its first stop string, and whether it contained a stop string."""
     ends = [at for at in map(answer.find, stop) if at >= 0]
     return (answer[: min(ends)], True) if ends else (answer, False)

@@ -1,4 +1,4 @@
-"""Another server of OpenAI's API as the backend of a chat server."""
+"""Backend of a chat server that forwards requests to another server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _INVALID = (400, 404, 413, 422)
 
 
 class ChatUpstream:
-    """Forwards requests, and splits the replies into reasoning and answer.
+    """Forwards requests to another server, and splits the replies into reasoning and answer.
 
-    url: address of the server. model: its model's name. think: where a reply without a separate
-    reasoning begins; with the mode ``opened``, a reply without a closing tag is all reasoning.
-    seconds: time limit of a request.
+    url: address of the server. model: its model's name. think: think mode of a reply without a
+    separate reasoning field; with ``opened``, a reply without a closing tag is all reasoning.
+    seconds: time limit of a request to the other server.
     """
 
     def __init__(
         self, url: str, model: str, think: ThinkFormat, *, key: str = "", seconds: float = 600.0
     ) -> None:
-        # The message omits the invalid URL, because a URL may contain a password.
+        # An invalid URL may contain a password, so the message omits the URL.
         if not is_url(url):
             raise ConfigError(message("--server", "another address", ADDRESS))
         self._url, self._model, self._think, self._key = completions_url(url), model, think, key
@@ -40,21 +40,25 @@ class ChatUpstream:
         self._seconds = seconds
 
     async def check(self, request: ChatRequest) -> ChatRequest:
-        """Return the request. Raises Refused for a thinking budget, which injects tokens."""
+        """Return the request. Raises Refused for a thinking budget, because a budget injects
+        tokens.
+        """
         if request.thinking_budget is not None:
             said = "thinking_budget: accepted: none; only the built-in engine can end the thinking"
             raise Refused(400, said)
         return request
 
     async def reply(self, checked: ChatRequest) -> ChatReply:
-        """Ask the server, and return its completions. Raises Refused if the server fails."""
+        """Send a request to the other server, and return the completions. Raises Refused if the
+        other server fails.
+        """
         if self._client is None:
             self._client = AsyncHttpClient(256, self._seconds)
         try:
             async with self._client.asking(self._url, self._body(checked), self._key) as reply:
                 return self._read(json.loads(await reply.whole()), checked)
         except EndpointFailure as trouble:
-            # The server's own words may quote a completion, so only the log has them.
+            # The error text of the other server may quote a completion, so only the log has it.
             warn(f"the model server failed: {trouble.detail}")
             if trouble.status in _INVALID:
                 raise Refused(400, "the model server refused the request") from None
@@ -68,7 +72,7 @@ class ChatUpstream:
             await self._client.close()
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        # No stop strings: the server would also look for them in the reasoning.
+        # The other server would also apply stop strings to the reasoning, so none are sent.
         body = {
             "model": self._model,
             "messages": [dict(one) for one in request.messages],
@@ -93,7 +97,7 @@ class ChatUpstream:
         written = usage.output_tokens
         if counted is not None and written is not None:
             counted = min(counted, written)
-        # A server counts the tokens of all choices together, so the first one holds the sums.
+        # The other server counts tokens of all choices together: the first choice has the sums.
         choices[0] = replace(choices[0], tokens=written, reasoning_tokens=counted)
         return ChatReply(choices, usage.input_tokens)
 
@@ -103,7 +107,7 @@ class ChatUpstream:
         apart = next((said[key] for key in _REASONING if said.get(key)), "")
         if not isinstance(content, str) or not isinstance(apart, str):
             raise ValueError
-        # A server that separates the reasoning may still leave tags in the content.
+        # A server that separates the reasoning may still leave think tags in the content.
         think = replace(self._think, mode="free") if apart else self._think
         inside, answer = think.split(content)
         if think.answer_span(content) is None:

@@ -23,21 +23,21 @@ from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
 from assay.host.orphans import VARIABLE, WorkerMark, new_family, watched
 from assay.host.removal import remove_temporary
 
-# Seconds for a connection to the cluster's port.
+# Seconds after which an attempt to connect to the cluster's port fails.
 CONNECT_SECONDS = 5.0
 # Maximum number of Ray CPUs per processor core, in a local cluster.
 MOST_A_CORE = 4
-# Seconds for a machine of the cluster to report its package versions.
+# Seconds within which a machine of the cluster must report its package versions.
 FACTS_SECONDS = 120.0
-# Prefix of the cluster's folder: short, because a Unix socket's path has at most 107 bytes.
+# Prefix of the cluster's folder, which is short: a Unix socket's path has at most 107 bytes.
 FOLDER = "assay-ray-"
 OWNER = "owner"
-# Ray starts its workers at niceness 15, so that every other process of a busy machine runs first.
-# The command waits for its local actors, so actors keep the command's niceness.
+# Ray gives its workers niceness 15, so every other process of a busy machine would run first.
+# The command waits for its local actors, so the actors keep the niceness of the command.
 NICENESS = "RAY_worker_niceness"
-# Seconds to wait until actors are stopped.
+# Seconds to wait until all actors are stopped.
 END_SECONDS = 10.0
-# Seconds until a silent head counts as lost.
+# Seconds after which a head that does not answer counts as lost.
 # Ray itself ends a process after 60 s without a head, so this limit must be shorter.
 HEAD_SECONDS = 20.0
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -45,7 +45,7 @@ COMPARED = ("torch", "transformers", "numpy")
 
 
 class ActorLost(Exception):
-    """Raised for an actor that died, did not answer in time, or has stale weights."""
+    """Raised for an actor that has died, has not answered in time, or has outdated weights."""
 
 
 def import_ray() -> Any:
@@ -58,10 +58,10 @@ def import_ray() -> Any:
 
 
 def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
-    """Join a cluster, or start a local cluster that ends with ``stack``. Raises ConfigError.
+    """Join a Ray cluster, or start a local cluster that ends with ``stack``. Raises ConfigError.
 
-    A process has at most one cluster. If this process is already connected, the connection is
-    reused and stays open.
+    A process is connected to at most one cluster. If this process is connected to a cluster
+    already, the connection is reused and stays open.
     """
     ray = import_ray()
     if ray.is_initialized():
@@ -72,7 +72,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
         _check_port(address)
     # By default, Ray sends usage statistics to its authors.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # By default, Ray prints the output of its processes between the lines of the command.
+    # By default, Ray prints the output of its processes between the output lines of the command.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     marks: dict[str, str] = {}
     if is_local(settings):
@@ -90,27 +90,28 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
     _check_room(ray, settings)
-    # With different library versions, machines round differently or cannot read the pickles.
+    # Machines with different library versions round differently, or cannot read the pickles.
     if not is_local(settings):
         _check_versions(ray)
 
 
 def is_local(settings: ScaleConfig) -> bool:
-    """Whether this process starts a cluster of its own on this machine."""
+    """Whether this process starts its own cluster on this machine."""
     return (settings.address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
 
 def answer(ref: Any, who: str, seconds: float) -> Any:
-    """Wait for an actor's result. Return an actor's result. Raises ActorLost if the result is late.
+    """Wait for an actor's result. Return an actor's result. Raises ActorLost if the result does not
+    arrive in time.
 
-    Exceptions from the actor's own code are raised unchanged.
+    Exceptions that the actor's own code raised are raised unchanged.
     """
     ray = import_ray()
     try:
         return ray.get(ref, timeout=seconds)
     except ray.exceptions.GetTimeoutError as error:
         raise ActorLost(f"no answer in {seconds:g} s") from error
-    # Ray wraps exceptions of the actor's code, with the original exception as the cause.
+    # Ray wraps exceptions of the actor's code; the original exception is the cause.
     except ray.exceptions.RayTaskError as error:
         raise (error.cause or error) from error
     except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
@@ -118,25 +119,27 @@ def answer(ref: Any, who: str, seconds: float) -> Any:
 
 
 def end(handles: Sequence[Any]) -> None:
-    """Stop actors. Returns after `END_SECONDS` even if the cluster does not answer."""
+    """Stop actors. Returns after `END_SECONDS`, even if the cluster does not answer."""
     ray = import_ray()
 
     def stop() -> None:
         for handle in handles:
-            # The actor or the cluster may be dead already.
+            # The actor or the cluster may have ended already.
             with suppress(Exception):
                 ray.kill(handle)
 
-    # `ray.kill` has no timeout, and waits even for a head that no longer runs.
+    # `ray.kill` has no timeout, and waits even for a head that has ended.
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(END_SECONDS)
 
 
 def check_alive() -> None:
-    """Raise WorkerDied if the cluster's head does not answer, or a local Ray process is dead."""
+    """Raise WorkerDied if the head of the cluster does not answer, or if a local Ray process has
+    died.
+    """
     ray = import_ray()
-    # Ray has no public function for the state of its own processes.
+    # Ray has no public function that returns the state of its own processes.
     node = getattr(getattr(getattr(ray, "_private", None), "worker", None), "_global_node", None)
     if node is None:
         return
@@ -149,7 +152,7 @@ def check_alive() -> None:
 
 
 def _check_head(address: str) -> None:
-    """Raise WorkerDied if the head's port accepts no connection within `HEAD_SECONDS`."""
+    """Raise WorkerDied if the port of the head accepts no connection within `HEAD_SECONDS`."""
     until = time.monotonic() + HEAD_SECONDS
     while (error := _refused(address)) and time.monotonic() < until:
         time.sleep(min(1.0, HEAD_SECONDS))
@@ -160,7 +163,7 @@ def _check_head(address: str) -> None:
 
 
 def _refused(address: str) -> OSError | None:
-    """Try to connect to a port. Returns the error, or None on success."""
+    """Try to connect to a network port. Returns the error, or None if the connection succeeded."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
@@ -170,13 +173,13 @@ def _refused(address: str) -> OSError | None:
 
 
 def strategy(settings: ScaleConfig) -> str:
-    """Return Ray's name of the scheduling strategy."""
+    """Return Ray's name for the scheduling strategy."""
     return "SPREAD" if settings.placement == "spread" else "DEFAULT"
 
 
 def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> Any:
-    """Start an actor that holds a model. arguments: arguments of the actor's constructor."""
-    # Ray's automatic restarts are off, because a restarted actor would have no model.
+    """Start a Ray actor that has a model. arguments: arguments for the constructor of the actor."""
+    # An actor that Ray restarts would have no model, so automatic restarts are off.
     actor = ray.remote(kind).options(
         num_cpus=settings.cpus_per_actor,
         num_gpus=settings.gpus_per_actor,
@@ -187,7 +190,7 @@ def spawn(ray: Any, kind: type[Any], settings: ScaleConfig, *arguments: Any) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return the package versions that must agree on all machines of the cluster."""
+    """Return the package versions that must be equal on all machines of the cluster."""
     found = {"assay": sys.modules["assay"].__version__}
     for package in COMPARED:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -196,31 +199,31 @@ def versions() -> dict[str, str]:
 
 
 def _why(error: BaseException) -> str:
-    """Summarize in one line why an actor is unreachable: the cause of its death, or the error."""
+    """Describe in one line why an actor is unreachable: the cause of its death, or the error."""
     lines = [_COLORS.sub("", line).strip() for line in str(error).splitlines()]
     causes = [line for line in lines if re.search(r"^\w*(Error|Exception): |SIG|signal|OOM", line)]
     return f"{type(error).__name__}: {(causes or lines or [''])[-1 if causes else 0][:300]}"
 
 
 def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dict[str, str]]:
-    """Prepare a local cluster. Returns options of ``ray.init``, and environment variables.
+    """Prepare a local cluster. Returns the options of ``ray.init``, and environment variables.
 
-    The environment variables contain the mark that identifies the cluster's processes.
+    The environment variables contain the mark that identifies the processes of the cluster.
     """
     _clear_of_dead()
-    # The folder is in /tmp, because the path of TMPDIR can be too long for a Unix socket.
+    # The path of TMPDIR can be too long for a Unix socket, so the folder is in /tmp.
     place = "/tmp" if os.access("/tmp", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=place))
     (folder / OWNER).write_text(f"{_namespace()} {os.getpid()}", encoding="utf-8")
-    # Ray leaves some of its processes running after a shutdown or a kill of the command.
-    # `watched` kills all marked processes at the end of ``stack``, or when this process dies.
+    # Ray leaves some processes running after a shutdown, or after the command was killed.
+    # `watched` kills all marked processes when ``stack`` ends or when this process dies.
     mark = WorkerMark(new_family(), "cluster", str(folder))
     stack.enter_context(watched(mark))
     cores = os.cpu_count() or 1
     needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
-        # Actors often wait for each other, so more actors than cores are allowed.
+        # Actors often wait for each other, so there may be more actors than cores.
         "num_cpus": int(max(cores, min(needed, MOST_A_CORE * cores))),
         "include_dashboard": False,
         "_temp_dir": str(folder),
@@ -234,7 +237,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
 
 @contextmanager
 def environment(marks: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that start inside the ``with`` block."""
+    """Set environment variables for processes that are started inside the ``with`` block."""
     os.environ.update(marks)
     try:
         yield
@@ -244,7 +247,7 @@ def environment(marks: Mapping[str, str]) -> Iterator[None]:
 
 
 def _clear_of_dead() -> None:
-    """Delete the files of clusters whose owner process, in our PID namespace, no longer exists."""
+    """Delete the files of clusters whose owner process no longer exists in our PID namespace."""
     for owner in Path("/tmp").glob(f"{FOLDER}*/{OWNER}"):
         with suppress(OSError, ValueError):
             namespace, process = owner.read_text(encoding="utf-8").split()
@@ -261,8 +264,8 @@ def _namespace() -> str:
 
 @contextmanager
 def _restored_signals() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces."""
-    # Python allows signal handlers to be set in the main thread only.
+    """Restore the signal handlers that Ray has replaced."""
+    # Python can set signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -280,12 +283,14 @@ def _close(ray: Any) -> None:
 
 
 def _check_port(address: str) -> None:
-    """Raise ConfigError if no process listens on the address. Ray itself would wait longer."""
+    """Raise ConfigError if no process listens at the address of the cluster. Ray itself would wait
+    longer.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     accepted = "HOST:PORT, ray://HOST:PORT or auto"
     if not host or not port.isdecimal():
         raise ConfigError(message("scale.address", repr(address), accepted))
-    # Without grpcio, Ray raises an error that does not name the missing package.
+    # Without grpcio, Ray's own error would not name the missing package.
     if address.startswith("ray://") and importlib.util.find_spec("grpc") is None:
         found, remedy = f"{address!r}, and no package grpcio here", 'pip install "ray[client]"'
         accepted = "HOST:PORT without Ray's client"
@@ -306,7 +311,7 @@ def _no_cluster(address: str, error: BaseException) -> ConfigError:
 
 
 def _check_room(ray: Any, settings: ScaleConfig) -> None:
-    """Raise ConfigError if the cluster has too few resources for the actors."""
+    """Raise ConfigError if the resources of the cluster are not enough for the actors."""
     there = ray.cluster_resources()
     needed = {
         "CPU": settings.num_actors * settings.cpus_per_actor,
@@ -317,7 +322,7 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)
-        # Fractions of a CPU, such as 3 * 0.1, have rounding errors.
+        # Sums of fractional CPUs, such as 3 * 0.1, have rounding errors.
         if number > has + 1e-6:
             key = f"scale.{kind.lower()}s_per_actor"
             found = f"{getattr(settings, key.removeprefix('scale.')):g}, {number:g} for all actors"
@@ -326,7 +331,8 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
 
 
 def _check_versions(ray: Any) -> None:
-    """Raise ConfigError if a machine of the cluster has different package versions."""
+    """Raise ConfigError if a machine of the cluster has other package versions than this
+    machine."""
     from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
         NodeAffinitySchedulingStrategy,
     )
@@ -344,7 +350,7 @@ def _check_versions(ray: Any) -> None:
             if not any(
                 node["Alive"] and node["NodeManagerAddress"] == host for node in ray.nodes()
             ):
-                # The machine has left the cluster, so its versions do not matter.
+                # The machine has left the cluster, so its package versions do not matter.
                 continue
             found = f"{host}, where assay cannot be imported ({cause(error)[:200]})"
             accepted = "machines with the same packages"

@@ -1,11 +1,12 @@
-"""Base of Assay's HTTP servers: Starlette's router, with authentication and limits.
+"""Base class of Assay's HTTP servers: Starlette's router with authentication and limits.
 
     GET /health    whether the server can answer; needs no token
     GET /metrics   counters, in the text format of Prometheus
 
-The number of waiting requests is limited, so that memory is bounded. A full server refuses requests
-at once (503, Retry-After). The work for a disconnected client is canceled. Web pages cannot use a
-server on localhost, because Host, Origin and the content type are checked.
+The number of waiting requests is limited, so that memory is bounded. If the maximum number of
+requests waits, the server refuses further requests at once (503, Retry-After). If a client
+disconnects, the work for its request is canceled. Host, Origin and content type are checked, so
+that web pages cannot use a server on localhost.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    # An endpoint function returns a response, or another ASGI application that sends the response.
+    # An endpoint function returns a response, or an ASGI application that sends the response.
     Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 # Maximum size of a request body, in bytes.
 MOST_BYTES = 32 * 2**20
-# Maximum size of all request bodies in progress together, in bytes.
+# Maximum size of all request bodies that are in memory at the same time, in bytes.
 MOST_HELD = 8 * MOST_BYTES
-# Seconds in which a complete request body must arrive.
+# Seconds within which a complete request body must arrive.
 BODY_SECONDS = 60.0
-# Seconds in which a client must read one chunk of a response.
+# Seconds within which a client must read one chunk of a response.
 SEND_SECONDS = 60.0
 
 Found = TypeVar("Found")
 
 
 class Refused(Exception):
-    """A refused request. status: HTTP status of the error response."""
+    """A refused request. status: HTTP status code of the error response."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(said)
@@ -55,20 +56,21 @@ class Refused(Exception):
 def json_response(
     value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Encode a value as a JSON response."""
+    """Encode a value as a response with JSON."""
     from starlette.responses import Response
 
-    # Unpaired surrogates, which UTF-8 cannot encode, become question marks.
+    # UTF-8 cannot encode unpaired surrogates, so they become question marks.
     raw = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     return Response(raw, status, headers, "application/json")
 
 
 class Server:
-    """Base class of a server: an ASGI application.
+    """Base class of a server, which is an ASGI application.
 
-    token: bearer token that requests must carry; None: no authentication. max_waiting: maximum
-    number of waiting units (see `room`); further requests are refused. accepted: methods and paths
-    of the subclass, for error messages. most_bytes: maximum size of a request body.
+    token: bearer token that requests must have; None means no authentication. max_waiting: maximum
+    number of waiting units (see `room`), beyond which requests are refused. accepted: methods and
+    paths of the subclass, which error messages list. most_bytes: maximum size of a request body in
+    bytes.
     """
 
     accepted = ""
@@ -80,7 +82,7 @@ class Server:
         self.token = token
         self.max_waiting = max_waiting
         self.waiting = 0
-        # Total size of the request bodies in progress, in bytes.
+        # Total size of all request bodies that are being read or processed, in bytes.
         self.held = 0
         self.answered: Counter[int] = Counter()
         own = {("GET", "/health"): self._health, ("GET", "/metrics"): self._metrics}
@@ -88,11 +90,11 @@ class Server:
             Route(path, endpoint, methods=[method])
             for (method, path), endpoint in (own | dict(self.endpoints())).items()
         ]
-        # Starlette's application class would log a traceback per failure; its router does not.
+        # Starlette's application class would log a traceback for each failure; its router does not.
         self._router = Router(routes, redirect_slashes=False, lifespan=self._lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or the lifespan events of the server."""
+        """Handle one request, or the start and end events (lifespan) of the server."""
         from starlette.exceptions import HTTPException
 
         scope["app"], begun = self, False
@@ -102,7 +104,7 @@ class Server:
             if event["type"] == "http.response.start":
                 begun = True
                 self.answered[event["status"]] += 1
-            # A client that stops reading must not occupy the server forever.
+            # A client that stops reading must not occupy a connection forever.
             try:
                 async with asyncio.timeout(SEND_SECONDS):
                     await send(event)
@@ -117,10 +119,10 @@ class Server:
             await self._router(scope, receive, patient)
             return
         except ConnectionResetError:
-            # The client has disconnected, so there is no reader for a response.
+            # The client has disconnected, so no response is needed.
             return
         except HTTPException:
-            # No endpoint serves the request's path and method.
+            # No endpoint has the path and method of the request.
             found = f"found {scope['method']} {scope['path']}"
             said = f"{found}; accepted: {self.accepted}, /health, /metrics"
             response = json_response(self.complaint(said), 404)
@@ -136,19 +138,20 @@ class Server:
                 await response(scope, receive, patient)
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the subclass's endpoints by method and path. An endpoint may raise Refused."""
+        """Return the endpoints of the subclass, by method and path. An endpoint may raise
+        Refused."""
         raise NotImplementedError
 
     def health(self) -> dict[str, Any]:
-        """Return the body of /health. Raises Refused if the server cannot answer."""
+        """Return the body of /health. Raises Refused if the server cannot process requests."""
         return {"status": "ok", "waiting": self.waiting}
 
     def counts(self) -> Iterator[str]:
-        """Yield the server-specific lines of /metrics."""
+        """Yield the lines of /metrics that are specific to the subclass."""
         yield from ()
 
     def complaint(self, said: str) -> dict[str, Any]:
-        """Format the body of an error response."""
+        """Format the body of an error response in the server's API."""
         return {"error": said}
 
     async def close(self) -> None:
@@ -156,10 +159,12 @@ class Server:
 
     @contextmanager
     def room(self, count: int, what: str) -> Iterator[None]:
-        """Reserve capacity for ``count`` units inside a ``with`` block. Raises Refused if full."""
+        """Reserve capacity for ``count`` units of work inside a ``with`` block. Raises Refused if
+        full.
+        """
         if self.waiting + count > self.max_waiting:
             said = f"{self.waiting} {what} wait, of {self.max_waiting}; try again"
-            # Status 413: a retry is useless, because even an idle server has too little capacity.
+            # Even an idle server has too little capacity, so a retry is useless: the status is 413.
             raise Refused(503 if count <= self.max_waiting else 413, said)
         self.waiting += count
         try:
@@ -193,10 +198,10 @@ class Server:
             self.held -= len(found)
 
     def _check(self, scope: Scope) -> None:
-        """Refuse requests without the token, and requests that a browser sends for a web page.
+        """Refuse requests that lack the token, and requests that a browser sends for a web page.
 
-        A web page may send a cross-origin POST without a preflight request if the content type is
-        that of an HTML form. With DNS rebinding, a web page could even read the response.
+        For the content types of HTML forms, a web page may send a cross-origin POST without a
+        preflight request. With DNS rebinding, a web page could even read the response.
         """
         # Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor tokens.
         from starlette.datastructures import Headers as RequestHeaders
@@ -204,7 +209,7 @@ class Server:
         scope["path"] = scope["path"].rstrip("/") or "/"
         headers = RequestHeaders(scope=scope)
         host, origin = headers.get("host"), headers.get("origin")
-        # With a token, any Host is accepted, because a web page cannot know the token.
+        # A web page cannot know the token, so with a token any Host header is accepted.
         # Without a token, the Host header must name this machine.
         if self.token is None and host is not None and _name_of(host) not in LOOPBACK:
             raise Refused(403, f"Host: accepted: {', '.join(LOOPBACK)}, without a token")
@@ -216,7 +221,7 @@ class Server:
         self.authorize(scope, headers)
 
     def authorize(self, scope: Scope, headers: Headers) -> None:
-        """Refuse a request without the token."""
+        """Refuse a request that does not have the token."""
         if self.token is not None and (scope["method"], scope["path"]) != ("GET", "/health"):
             given = headers.get("authorization", "").encode("latin-1")
             # The time of a comparison by == would reveal how many leading bytes are right.
@@ -245,14 +250,14 @@ class Server:
 
 
 def _name_of(host: str) -> str:
-    """Extract the name or address from a Host header, without the port, or ""."""
+    """Return the name or address in a Host header without the port; "" if malformed."""
     with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
     return ""
 
 
 def _netloc(origin: str) -> str | None:
-    """Extract host and port from an Origin header; None for a malformed header."""
+    """Return host and port of an Origin header; None for a malformed header."""
     with suppress(ValueError):
         return urlsplit(origin).netloc
     return None
@@ -261,9 +266,9 @@ def _netloc(origin: str) -> str | None:
 async def while_there(
     receive: Receive, work: Coroutine[Any, Any, Found], seconds: float | None = None
 ) -> Found:
-    """Await ``work`` while the client is connected, and return the result.
+    """Await ``work`` as long as the client is connected, and return the result.
 
-    Cancels the work and raises ConnectionResetError if the client disconnects, or TimeoutError
+    Cancels the work and raises ConnectionResetError if the client disconnects; raises TimeoutError
     after ``seconds``.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))

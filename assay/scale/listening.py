@@ -1,7 +1,8 @@
-"""Listening sockets, and a uvicorn server with limits for header time and connections.
+"""Listening sockets, and a uvicorn server that limits connections and the time for headers.
 
-Without a time limit, a client that never finishes its headers would hold a file descriptor forever.
-Without free descriptors, asyncio accepts no connection and writes a traceback for each attempt.
+Without a time limit, a client that never completes its headers would keep a file descriptor
+forever. Without free file descriptors, asyncio accepts no connection, and prints a traceback for
+each attempt.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from assay.errors import MissingExtra, UserError, message
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-# Seconds from the connection, or from a request's first byte, to the end of the headers.
+# Seconds from the connection, or from a request's first byte, until the headers must be complete.
 HEADER_SECONDS = 10.0
-# File descriptors reserved for worker processes and for requests to other servers.
+# File descriptors that are reserved for worker processes and for requests to other servers.
 SPARE_FILES = 256
 MOST_CONNECTIONS = 10_000
 
@@ -31,15 +32,15 @@ def check_extra(command: str) -> None:
 
 
 def bind(host: str, port: int, token: str | None) -> socket.socket:
-    """Open a listening socket. Raises UserError if the address is not available, or if it is public
-    and there is no token."""
+    """Open a listening socket. Raises UserError if the address is not available, or if a public
+    address has no token."""
     if token is None and host not in LOOPBACK:
         found, accepted = f"{host} without a token", f"a token, or one of {', '.join(LOOPBACK)}"
         raise UserError(message("--host", found, accepted, "set the token's variable"))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family)
     try:
-        # Without SO_REUSEADDR, a restarted server would find its port occupied for a minute.
+        # Without SO_REUSEADDR, the port of a restarted server would be occupied for a minute.
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(1024)
@@ -58,16 +59,16 @@ def address_of(listening: socket.socket) -> str:
 
 
 def run_server(app: Any, listening: socket.socket) -> None:
-    """Serve requests until a signal arrives. Finishes the requests in progress."""
+    """Serve requests until the process receives a signal. Finishes the requests in progress."""
     server(app, connections_possible()).run(sockets=[listening])
 
 
 def server(app: Any, most_connections: int, **settings: Any) -> Any:
-    """Create the uvicorn server of an application."""
+    """Create the uvicorn server of an ASGI application."""
     import uvicorn  # pyright: ignore[reportMissingImports]
 
     usual: dict[str, Any] = {
-        # uvicorn logs invalid HTTP as a warning, with which any client could flood the log.
+        # uvicorn logs a warning for invalid HTTP, with which any client could flood the log.
         "log_level": "error",
         "access_log": False,
         # asyncio accepts a whole backlog of connections before it handles the first of them.
@@ -83,7 +84,7 @@ def server(app: Any, most_connections: int, **settings: Any) -> Any:
 
 
 def connections_possible() -> int:
-    """Raise the limit of open files, and return the number of connections that it allows."""
+    """Raise the limit of open files, and return how many connections the limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_CONNECTIONS + SPARE_FILES
     if hard != resource.RLIM_INFINITY:
@@ -96,10 +97,10 @@ def connections_possible() -> int:
 
 
 def timed_protocol(most_connections: int) -> Any:
-    """Return uvicorn's HTTP protocol class with a timeout for headers.
+    """Return uvicorn's HTTP protocol class, extended by a timeout for headers.
 
     A new connection beyond ``most_connections`` closes the connection that has waited longest for
-    its headers. If all connections have complete headers, the new connection is closed.
+    its headers. If all connections have complete headers, the new connection is closed instead.
     """
     import h11  # pyright: ignore[reportMissingImports]
     from uvicorn.protocols.http.h11_impl import (  # pyright: ignore[reportMissingImports]
@@ -107,7 +108,7 @@ def timed_protocol(most_connections: int) -> Any:
     )
 
     class TimedProtocol(H11Protocol):
-        # Connections whose request headers are incomplete, the oldest first.
+        # Connections whose request headers are incomplete, oldest first.
         headless: ClassVar[dict[Any, asyncio.TimerHandle]] = {}
 
         def connection_made(self, transport: Any) -> None:
@@ -131,7 +132,7 @@ def timed_protocol(most_connections: int) -> Any:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-                # The header timeout starts now if the next request's start is here.
+                # If part of the next request has arrived, the time for its headers starts now.
                 self.start_clock()
 
         def connection_lost(self, exc: Exception | None) -> None:

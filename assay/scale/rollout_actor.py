@@ -1,4 +1,6 @@
-"""Rollout actor: a process that receives weights, and samples with the built-in engine or vLLM."""
+"""Rollout actor: a process that receives weights, and samples with the built-in engine or with
+vLLM.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from assay.types import Floats, Problem, Prompt
 
 @dataclass(frozen=True)
 class Opening:
-    """Arguments for opening an actor's engine with the settings of the command's engine.
+    """Arguments to open an actor's engine with the same settings as the engine of the command.
 
-    in_chat: whether prompts are rendered with the chat template. path: module search path. vllm:
-    description of the model for vLLM; None: the built-in engine samples.
+    in_chat: whether the chat template renders the prompts. path: module search path. vllm:
+    description of the model for vLLM; None means that the built-in engine samples.
     """
 
     model: ModelConfig
@@ -43,17 +45,17 @@ class Opening:
     vllm: ModelFacts | None = None
 
     def sent(self, problem: Problem) -> Problem:
-        """Copy a problem without its spec, so that answers and tests stay out of the actor.
+        """Copy a problem without its spec, so that answers and tests do not reach the actor.
 
         The actor needs no spec, because the policy sees only the prompt.
         """
-        # An environment runs in the actor and needs the spec, which contains the answer.
+        # An environment runs in the actor, and needs the spec with the answer.
         return problem if self.tools.environment is not None else replace(problem, spec={})
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Serialized policy weights: byte arrays in the shared memory of the object store."""
+    """Serialized weights of the policy: byte arrays in the shared memory of the object store."""
 
     version: int
     tensors: Mapping[str, tuple[str, tuple[int, ...], np.ndarray]]
@@ -64,7 +66,7 @@ class Sent:
         found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
         arrays: dict[Hashable, np.ndarray] = {}
         for name, tensor in weights.tensors.items():
-            # The array's elements are bytes, because numpy has no bfloat16.
+            # numpy has no bfloat16, so the elements of the arrays are bytes.
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             kind = str(tensor.dtype).removeprefix("torch.")
             array = arrays.setdefault(memory_of(tensor), flat.numpy())
@@ -72,7 +74,9 @@ class Sent:
         return cls(weights.version, found)
 
     def weights(self) -> Weights:
-        """Return the weights as tensors over the store's read-only memory, without a copy."""
+        """Return the weights as tensors on the read-only memory of the object store, without a
+        copy.
+        """
         with warnings.catch_warnings():
             # torch warns about read-only memory, but the engine only reads these tensors.
             warnings.simplefilter("ignore", UserWarning)
@@ -85,9 +89,10 @@ class Sent:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Report of an actor after a weight update, which the sender compares with its own weights.
+    """Report of an actor after it loaded weights, which the sender compares with its own weights.
 
-    fingerprint: hash of the actor's weights. probe: outputs of the actor's model for fixed tokens.
+    fingerprint: hash of the weights that the actor loaded. probe: outputs of the actor's model for
+    fixed tokens.
     """
 
     version: int
@@ -96,7 +101,7 @@ class Loaded:
 
 
 class RolloutActor:
-    """Actor that samples shares of problems in a thread, so that `take` answers within a second."""
+    """Actor that samples shares of problems in a thread, so that `take` returns within a second."""
 
     def __init__(self) -> None:
         self._engine: Engine | VllmEngine | None = None
@@ -104,7 +109,7 @@ class RolloutActor:
         self._sampling: BackgroundSampling | None = None
 
     def open(self, opening: Opening) -> str:
-        """Load the model. Returns the actor's host and process id."""
+        """Load the model. Returns the host name and the process id of the actor."""
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
         self._engine = self._made(opening)
@@ -135,7 +140,7 @@ class RolloutActor:
         return engine
 
     def load(self, sent: Sent) -> Loaded:
-        """Load new weights. Returns a report that the sender compares with its own weights.
+        """Load new weights. Returns a report, which the sender compares with its own weights.
 
         Completions in progress are interrupted, and continue with the new weights.
         """
@@ -145,16 +150,18 @@ class RolloutActor:
             return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 
     def begin(self, asked: ShareAsked) -> None:
-        """Start to sample a share in the background. `take` returns the results."""
+        """Start to sample a share of problems in the background. `take` returns the results."""
         self._prompts = {problem.group_id: prompt for _, problem, prompt in asked.problems}
         self._background().add(asked)
 
     def take(self) -> Taken:
-        """Return the groups that ended since the last call. Waits at most a second."""
+        """Return the groups that have finished since the last call. Waits at most a second."""
         return self._background().take()
 
     def lower(self, limit: int) -> None:
-        """Lower the oversampling cutoff: cancel groups with a completion longer than ``limit``."""
+        """Lower the oversampling cutoff: cancel groups that have a completion longer than
+        ``limit``.
+        """
         self._background().lower(limit)
 
     def _background(self) -> BackgroundSampling:

@@ -1,7 +1,7 @@
-"""Generator that distributes sampling to rollout actors and replaces lost actors.
+"""Generator that distributes sampling over rollout actors, and replaces lost actors.
 
-A completion depends only on its problem and its index in the group, not on the actor or the batch.
-If an actor is lost, another actor therefore samples its completions again with the same bits.
+A completion depends only on its problem and on its index in the group, not on the actor or the
+batch. If an actor is lost, another actor therefore samples the same completions again, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray,
 from assay.scale.rollout_actor import Loaded, Opening, RolloutActor, Sent
 from assay.types import Floats, Group, Problem, Prompt
 
-# Seconds between two checks for actors without progress.
+# Seconds between two checks for actors that make no progress.
 LOOK = 1.0
-# Seconds for the transfer of a result that is ready.
+# Seconds within which a result that is ready must be transferred.
 ANSWER_SECONDS = 30.0
-# Maximum number of consecutive losses without a finished group, per actor of the pool.
+# Maximum number of consecutive losses of actors without a finished group, per actor of the pool.
 MOST_LOST = 3
 
 
 @dataclass(eq=False)
 class ActorState:
-    """State of one actor of the pool.
+    """State of one actor in the pool.
 
-    pending: reference of the outstanding call. doing: description of the outstanding call; "" while
-    the actor is idle. since: time of the actor's last progress. share: indices of the assigned
-    problems. later: calls that the actor executes after the outstanding call. sent_version: version
-    of the weights that were sent last. idle, busy: seconds without and with completions to sample
-    since the last `take_metrics`.
-    tokens, seconds: sampled tokens and sampling time since the last `take_metrics`. counted: time
-    up to which ``seconds`` has been updated.
+    pending: reference to the outstanding call of the actor. doing: description of the outstanding
+    call; "" if the actor is idle. since: time at which the actor last made progress. share: indices
+    of the problems that are assigned to the actor. later: calls that the actor will execute after
+    the outstanding call. sent_version: version of the weights that were last sent to the actor.
+    idle, busy: seconds without and with completions to sample, since the last `take_metrics`.
+    tokens, seconds: number of sampled tokens and sampling time, since the last `take_metrics`.
+    counted: time up to which ``seconds`` includes the sampling time.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ActorState:
         self.counted = self.since
 
     def count(self, groups: Sequence[tuple[int, Group]]) -> None:
-        """Add newly sampled tokens and the elapsed time."""
+        """Add newly sampled tokens and the elapsed time to the counts."""
         now = time.monotonic()
         self.seconds, self.counted = self.seconds + now - self.counted, now
         self.tokens += sum(len(one.tokens) for _, group in groups for one in group.completions)
@@ -81,9 +81,9 @@ class ActorState:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Weights of one version in the object store.
+    """Weights of one policy version in the object store.
 
-    probe, fingerprint: values that an actor must report after it has loaded these weights.
+    probe, fingerprint: values that an actor must report after loading these weights.
     """
 
     version: int
@@ -93,12 +93,13 @@ class Prepared:
 
 
 class ActorGenerator:
-    """Generator that samples in an actor pool. Raises WorkerDied if actors are lost repeatedly.
+    """Generator that samples in a pool of actors. Raises WorkerDied if actors are lost again and
+    again.
 
-    exact: True if the actors use the built-in engine. engine: engine of this process; renders
-    prompts and computes reference values, but does not sample. as_sent: converts weights to the
-    format that actors load. watch: progress callback. on_event: called with ``actor_lost`` for each
-    lost actor.
+    exact: whether the actors use the built-in engine, whose log-probabilities equal the learner's.
+    engine: engine of this process, which renders prompts and computes reference values, but does
+    not sample. as_sent: function that converts weights to the format that actors load. watch:
+    progress callback. on_event: function that is called with ``actor_lost`` for each lost actor.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class ActorGenerator:
         self._held: Prepared | None = None
         self._cutoff: OversamplingCutoff | None = None
         self._closed = False
-        # Number of lost actors since the last finished group.
+        # Number of actors that were lost since the last finished group.
         self._num_lost = 0
         self._received = self._checked = time.monotonic()
         self._ray = import_ray()
@@ -127,7 +128,7 @@ class ActorGenerator:
 
     @property
     def render(self) -> Callable[[Problem], Prompt]:
-        """Function of this process that renders the prompt of a problem."""
+        """Function in this process that renders the prompt of a problem."""
         return self.engine.render
 
     @render.setter
@@ -143,7 +144,7 @@ class ActorGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Sample one group per problem, with the results of `Engine.generate`."""
+        """Sample one group per problem, with the same results as `Engine.generate`."""
         asked = [(n, self._opening.sent(p), self.engine.render(p)) for n, p in enumerate(problems)]
         found: dict[int, Group] = {}
         waiting, started = deque(range(len(asked))), time.monotonic()
@@ -165,7 +166,7 @@ class ActorGenerator:
                 if self.watch is not None:
                     self.watch(stats)
         finally:
-            # After an exception, the results of busy actors would stay unread.
+            # After an exception, the results of actors that are still sampling would remain unread.
             for actor in self._actors:
                 if actor.doing == "sampling":
                     self._replace(actor)
@@ -178,24 +179,26 @@ class ActorGenerator:
                 actor.handle.sleep.remote()
 
     def load_policy(self, weights: Weights) -> None:
-        """Send the weights to all actors and verify that each actor has loaded them."""
+        """Send the weights to all actors, and verify that each actor has loaded them."""
         self.adopt(self.prepare(weights))
 
     def prepare(self, weights: Weights) -> Prepared:
-        """Copy the current weights into the object store. `adopt` sends the copy to the actors."""
+        """Copy the current weights of the policy into the object store. `adopt` then sends the
+        copied weights to the actors.
+        """
         weights = self._as_sent(weights)
-        # The probe runs before the actors' loads, which may use the same processor cores.
+        # The probe precedes the loading by actors, which may use the same processor cores.
         probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
         return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Load prepared weights in all actors and verify their fingerprints and probes."""
+        """Let all actors load the prepared weights, and verify their fingerprints and probes."""
         self._send(prepared)
         self._wait_for_loads()
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the sampling time and speed of each actor since the last call."""
+        """Return the sampling time and the speed of each actor since the last call."""
         found: dict[str, float] = {}
         for number, one in enumerate(self._actors, 1):
             if one.seconds:
@@ -220,7 +223,9 @@ class ActorGenerator:
             self._receive(deque())
 
     def _send_limit(self, cutoff: OversamplingCutoff, group: Group) -> None:
-        """Report a finished group to the cutoff, and send a lowered limit to the actors."""
+        """Report a finished group to the oversampling cutoff, and send a lowered limit to the
+        actors.
+        """
         before = cutoff.limit
         cutoff.ended(group)
         if cutoff.limit is not None and cutoff.limit != before:
@@ -239,7 +244,7 @@ class ActorGenerator:
         return actor
 
     def _share_out(self, waiting: deque[int], asked: Sequence[Any], how: tuple[Any, ...]) -> None:
-        """Distribute the waiting problems equally over idle actors."""
+        """Distribute the waiting problems evenly over idle actors."""
         idle = [actor for actor in self._actors if not actor.doing]
         for number, actor in enumerate(idle):
             count = -(-len(waiting) // (len(idle) - number))
@@ -251,9 +256,9 @@ class ActorGenerator:
             actor.ask("sampling", actor.handle.take.remote())
 
     def _receive(self, waiting: deque[int], seconds: float = LOOK) -> list[tuple[int, Group]]:
-        """Wait up to ``seconds`` for results. Returns the finished groups.
+        """Wait up to ``seconds`` for results of actors. Returns the finished groups.
 
-        The problems of a lost actor return to the front of the queue.
+        The problems of a lost actor go back to the front of the queue.
         """
         if self._closed:
             raise WorkerDied("the rollout actors have been ended")
@@ -281,7 +286,7 @@ class ActorGenerator:
         return groups
 
     def _take_in(self, actor: ActorState, said: Any) -> list[tuple[int, Group]]:
-        """Process an actor's result. Raises ActorLost if the actor's weights are stale."""
+        """Process an actor's result. Raises ActorLost if the actor has outdated weights."""
         if isinstance(said, Taken):
             return self._take_groups(actor, said)
         if isinstance(said, Loaded):
@@ -290,14 +295,14 @@ class ActorGenerator:
         return []
 
     def _go_on(self, actor: ActorState) -> None:
-        """Ask an actor for its next work, after the result of a call."""
+        """Request the next work from an actor, after the result of a call."""
         if self._held is not None and actor.version != self.policy_version:
             actor.ask("loading", actor.handle.load.remote(self._held.ref))
         else:
             actor.rest()
 
     def _check_versions(self, actor: ActorState, place: int, group: Group) -> None:
-        """Raise ActorLost if a group's tokens come from unexpected policy versions."""
+        """Raise ActorLost if the tokens of a group come from unexpected policy versions."""
         versions = {one.policy_version for one in group.completions}
         if versions != {self.policy_version}:
             found = f"policy {sorted(versions)} in place of {self.policy_version}"
@@ -319,10 +324,10 @@ class ActorGenerator:
         return fresh
 
     def _taken(self, actor: ActorState, taken: Taken) -> None:
-        """Ask an actor for its next groups, if there are any."""
+        """Request the next finished groups from an actor that has any."""
         if taken.done:
             actor.rest()
-            # The oversampling cutoff canceled the actor's remaining groups.
+            # The oversampling cutoff canceled the remaining groups of the actor.
             actor.share = set()
             if self._cutoff is not None:
                 self._cutoff.tokens += taken.given_up
@@ -330,19 +335,21 @@ class ActorGenerator:
             actor.pending = actor.handle.take.remote()
 
     def _check_loaded(self, actor: ActorState, loaded: Loaded) -> None:
-        """Compare an actor's report with the sent weights. Raises ActorLost for a difference."""
+        """Compare the report of an actor with the weights that were sent. Raises ActorLost for a
+        difference.
+        """
         assert self._held is not None
         if loaded.version != self.policy_version:
-            # The report is skipped, because newer weights are already on the way to the actor.
+            # Newer weights are already on the way to the actor, so the report is skipped.
             return
         self._check_report(self._held, loaded)
         actor.version = loaded.version
 
     def _check_report(self, expected: Prepared, loaded: Loaded) -> None:
-        """Raise ActorLost if a report differs from the sent weights."""
+        """Raise ActorLost if a report differs from the weights that were sent."""
         if loaded.fingerprint != expected.fingerprint:
             raise ActorLost("it is stale: its weights' fingerprint differs from the learner's")
-        # The fingerprint checks the weights, and the probe also checks the sampling code.
+        # The fingerprint checks the weights; the probe also checks the code that samples.
         dtype = next(iter(self.engine.tensors().values())).dtype
         try:
             check_close(torch.tensor(loaded.probe), torch.tensor(expected.probe), dtype)
@@ -350,7 +357,7 @@ class ActorGenerator:
             raise ActorLost(f"it is stale: on fixed tokens, {error}") from error
 
     def _lose(self, actor: ActorState, why: str, waiting: deque[int]) -> None:
-        """Replace a lost actor. The actor's unfinished problems return to the queue."""
+        """Replace a lost actor. The unfinished problems of the actor return to the queue."""
         check_alive()
         waiting.extendleft(sorted(actor.share, reverse=True))
         self._num_lost += 1

@@ -1,12 +1,13 @@
-"""Router over OpenAI's API: easy requests go to a cheap model, hard requests to a strong model.
+"""Router with OpenAI's API, which sends easy requests to a cheap model and hard requests to a
+strong model.
 
     POST /v1/chat/completions   the model name "cheap" or "strong" selects that model; for any other
                                 name, such as "route", the rule decides
     GET  /v1/models             the names "route", "cheap" and "strong"
 
 If a model fails or exceeds its timeout, the other model replies, unless a part of the reply was
-already sent. The server logs each request in one line. /metrics counts requests by model and
-reason.
+already sent. The router logs each request in one line. The page /metrics counts requests by model
+and reason.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ if TYPE_CHECKING:
     from assay.scale.http_server import Endpoint
 
 CHEAP, STRONG, ROUTE = "cheap", "strong", "route"
-# Status codes of invalid requests, which the other model would refuse too.
+# Status codes of invalid requests, which the other model would refuse as well.
 REFUSED = (400, 413, 422)
 COUNTS = ("calls", "failures", "estimated", "input_tokens", "output_tokens", "cost", "seconds")
 
 
 @dataclass
 class RoutedCall:
-    """One request to a model, with its reason and result.
+    """One request to a model, with the reason for the choice and the result.
 
     reason: ``easy`` or ``hard`` (the rule's decision), ``tried`` (cheap reply that the rule
     discarded), ``unsure`` (strong reply after a discarded cheap reply), ``unknown`` (the rule
     failed), ``fallback`` (the other model failed), ``named`` (the client's choice).
-    chars: characters of the prompt and of the reply.
+    chars: number of characters in the prompt and in the reply.
     """
 
     model: str
@@ -59,9 +60,10 @@ class RoutedCall:
     seconds: float = 0.0
 
     def add(self, said: Any, part: str) -> None:
-        """Count the tokens and characters of a reply. Raises EndpointFailure for an invalid reply.
+        """Count the tokens and characters of a model's reply. Raises EndpointFailure if the reply
+        is invalid.
 
-        part: ``message`` for a whole reply, ``delta`` for one event of a streamed reply.
+        part: ``message`` for a whole reply; ``delta`` for one event of a streamed reply.
         """
         if not _is_reply(said, part):
             raise EndpointFailure("error", f"an invalid reply: {json.dumps(said)[:SHOWN]}")
@@ -75,9 +77,10 @@ class RoutedCall:
         self.chars = (self.chars[0], self.chars[1] + written)
 
     def facts(self, upstream: Upstream) -> dict[str, float]:
-        """Return the values of `COUNTS`. Token counts are estimated if the server sent none.
+        """Return the values of `COUNTS`. Token counts are estimated if the server of the model sent
+        none.
 
-        A call that failed before its first output counts no tokens.
+        For a call that failed before its first output, no tokens are counted.
         """
         guess = [-(-chars // CHARS_PER_TOKEN) for chars in self.chars]
         guess = [0, 0] if self.trouble and not self.chars[1] else guess
@@ -88,7 +91,7 @@ class RoutedCall:
 
 
 class Upstream:
-    """One model with its endpoint and settings."""
+    """One of the two models, with its endpoint and settings."""
 
     def __init__(self, name: str, config: UpstreamConfig) -> None:
         self.config = config
@@ -96,11 +99,13 @@ class Upstream:
         self.client = AsyncHttpClient(256, config.timeout)
 
     async def pieces(self, call: RoutedCall, body: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the whole reply, or the events of a stream. Raises EndpointFailure."""
+        """Yield the whole reply of the model, or the events of a streamed reply. Raises
+        EndpointFailure.
+        """
         started = time.perf_counter()
         sent = {**body, **self.config.request, "model": self.config.model}
         options = body.get("stream_options") or {}
-        # The cost needs token counts, which OpenAI's API sends in a stream only on request.
+        # The cost needs token counts, which a stream of OpenAI's API contains only on request.
         if body.get("stream"):
             sent["stream_options"] = {**options, "include_usage": True}
         try:
@@ -113,8 +118,8 @@ class Upstream:
                 async for event, said in reply.events():
                     if said is not None:
                         call.add(said, "delta")
-                    # The event with token counts has no choices.
-                    # Only a client that requested token counts gets this event.
+                    # The event with the token counts has no choices.
+                    # Only a client that requested token counts gets the event with the counts.
                     if said is None or said["choices"] or options.get("include_usage"):
                         yield event
         finally:
@@ -135,7 +140,7 @@ class RouteServer(Server):
         self.counted: Counter[tuple[str, str, str]] = Counter()
 
     def complaint(self, said: str) -> dict[str, Any]:
-        """Format an error response in OpenAI's format."""
+        """Format an error response as OpenAI's API does."""
         return {"error": {"message": said, "type": "assay_route"}}
 
     async def close(self) -> None:
@@ -144,7 +149,7 @@ class RouteServer(Server):
             await model.client.close()
 
     def endpoints(self) -> Mapping[tuple[str, str], Endpoint]:
-        """Return the endpoints of OpenAI's API."""
+        """Return the endpoints of OpenAI's API that the router offers."""
         return {
             ("GET", "/v1/models"): self._list_models,
             ("POST", "/v1/chat/completions"): self._complete,
@@ -155,7 +160,7 @@ class RouteServer(Server):
         return json_response({"object": "list", "data": names})
 
     async def _complete(self, request: Request) -> ASGIApp:
-        """Return an ASGI application that responds with a model's reply."""
+        """Return an ASGI application whose response is the reply of a model."""
         async with self.body(request) as raw:
             body = _checked(raw)
 
@@ -167,7 +172,7 @@ class RouteServer(Server):
         return respond
 
     async def _routed(self, routed: Routed, receive: Receive) -> Response | None:
-        """Return the response of a request; None: the response was already sent as a stream."""
+        """Return the response to a request; None if it was already sent as a stream."""
         with self.room(1, "requests"):
             try:
                 return await while_there(receive, routed.answer())
@@ -181,7 +186,7 @@ class RouteServer(Server):
                 self._report(routed)
 
     def counts(self) -> Iterator[str]:
-        """Yield the counters of all calls by model and reason."""
+        """Yield the counters of all calls, by model and reason."""
         for what in COUNTS:
             yield f"# TYPE assay_route_{what}_total counter"
             for (name, model, reason), value in sorted(self.counted.items()):
@@ -190,7 +195,7 @@ class RouteServer(Server):
                     yield f"assay_route_{what}_total{{{labels}}} {value:.10g}"
 
     def _report(self, routed: Routed) -> None:
-        """Count a request and write its log line."""
+        """Count a request, and write its line to the log."""
         row: dict[str, Any] = {"time": round(time.time(), 3), "ended": routed.ended}
         row |= {"hardness": routed.hardness, "unknown": routed.unknown, "calls": []}
         for call in routed.calls:
@@ -199,13 +204,13 @@ class RouteServer(Server):
                 self.counted[what, call.model, call.reason] += value  # type: ignore[assignment]
             named = {"model": call.model, "reason": call.reason, "trouble": call.trouble}
             row["calls"].append(named | {what: facts[what] for what in COUNTS[2:]})
-        # A failed write to the log must not fail the client's request.
+        # If writing to the log fails, the client's request must not fail.
         with suppress(OSError):
             say(json.dumps(row))
 
 
 class Routed:
-    """One request in progress. unknown: error message of a rule that failed on the request."""
+    """One request in progress. unknown: error message of a rule that failed for the request."""
 
     def __init__(self, server: RouteServer, body: dict[str, Any], send: Send) -> None:
         self.server, self.rule, self.body, self.send = server, server.rule, body, send
@@ -214,7 +219,8 @@ class Routed:
         self.unknown, self.ended = "", "answered"
 
     async def answer(self) -> Response | None:
-        """Reply with the model that the client names, or else with the model of the rule."""
+        """Reply with the model that the client named, or else with the model that the rule
+        chose."""
         if (named := self.body.get("model")) in self.server.models:
             return await self._by([named], "named")
         if self.rule.looks:
@@ -229,10 +235,10 @@ class Routed:
         return self.hardness is not None and self.hardness < self.rule.threshold
 
     async def _after_a_look(self) -> Response | None:
-        """Judge the cheap model's reply, then send that reply or the strong model's reply."""
+        """Judge the reply of the cheap model, then send this reply or that of the strong model."""
         from starlette.responses import Response
 
-        # The cheap reply is not streamed: the rule judges it before the client gets any of it.
+        # The rule judges the cheap reply before the client gets any of it: it is not streamed.
         body = {key: self.body[key] for key in self.body.keys() - {"stream", "stream_options"}}
         if scored := self.rule.by == "confidence":
             body["logprobs"] = True
@@ -250,7 +256,7 @@ class Routed:
         if not self._is_easy:
             try:
                 return await self._by([STRONG], "unknown" if self.unknown else "unsure")
-            # If the strong model fails, the client gets the cheap reply, which is better than none.
+            # If the strong model fails, the client gets the cheap reply, not an error.
             except Refused:
                 call.reason = "fallback"
         else:
@@ -269,7 +275,7 @@ class Routed:
             self.hardness, self.unknown = None, f"{type(error).__name__}: {error}"[:SHOWN]
 
     async def _by(self, names: Sequence[str], reason: str) -> Response | None:
-        """Respond with the first of these models that returns a reply."""
+        """Respond with the reply of the first of these models that returns one."""
         for name in names:
             call = self._call(name, reason)
             try:
@@ -283,12 +289,12 @@ class Routed:
         from starlette.responses import Response, StreamingResponse
 
         async with aclosing(self._pieces(call, self.body)) as pieces:
-            # The other model can take over until the first piece is sent to the client.
+            # Until the first chunk is sent to the client, the other model can take over.
             first = await anext(pieces)
             if not self.body.get("stream"):
                 return Response(first, headers=_header(call), media_type="application/json")
             reply = StreamingResponse(self._events(call, first, pieces), 200, _events_header(call))
-            # StreamingResponse.__call__ would end silently when the client disconnects.
+            # StreamingResponse.__call__ would end without an error when the client disconnects.
             # Instead, `while_there` handles a disconnect.
             await reply.stream_response(self.send)
         return None
@@ -296,12 +302,14 @@ class Routed:
     async def _events(
         self, call: RoutedCall, first: bytes, rest: AsyncGenerator[bytes]
     ) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream. If the model fails, an error is sent as the last event."""
+        """Yield the events of a streamed reply. If the model fails, the last event of the stream is
+        an error.
+        """
         yield first
         try:
             async for piece in rest:
                 yield piece
-        # A part of the reply was already sent, so the other model cannot take over.
+        # Part of the reply was already sent, so the other model cannot take over.
         except EndpointFailure as trouble:
             call.trouble = self.ended = trouble.detail
             said = json.dumps(self.server.complaint(f"{call.model}: {trouble.detail}"))
@@ -315,14 +323,14 @@ class Routed:
         return self.server.models[call.model].pieces(call, body)
 
     def _failed(self, call: RoutedCall, trouble: EndpointFailure) -> None:
-        """Record a model's failure. Raises Refused if the request itself is invalid."""
+        """Record a model's failure. Raises Refused if the chat request itself is invalid."""
         call.trouble = trouble.detail
         if trouble.status in REFUSED:
             raise Refused(trouble.status, f"{call.model}: {trouble.detail}")
 
 
 def _is_reply(said: Any, part: str) -> bool:
-    """Whether a value has the fields of a reply, or of a stream event, that the router reads."""
+    """Whether a value has those fields of a reply, or of a stream event, that the router reads."""
     if not isinstance(said, dict) or said.get("error"):
         return False
     choices = said.get("choices")
@@ -341,7 +349,7 @@ def _is_message(one: Any, part: str) -> bool:
 
 
 def _checked(raw: bytes) -> dict[str, Any]:
-    """Parse and validate a request body. Raises Refused."""
+    """Parse and validate the body of a request. Raises Refused."""
     accepted = (
         "a JSON object with messages, a list of objects; if any, model: text; stream: true or "
         "false; stream_options and metadata: objects"
@@ -367,13 +375,13 @@ def _events_header(call: RoutedCall) -> dict[str, str]:
 
 
 def _as_events(reply: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
-    """Convert a whole reply to the events of a stream."""
+    """Convert a whole reply to the events of a streamed reply."""
     head = {**reply, "object": "chat.completion.chunk", "choices": []}
     usage = head.pop("usage", None)
     choices: list[dict[str, Any]] = []
     for choice in reply["choices"]:
         delta, rest = choice["message"], {k: v for k, v in choice.items() if k != "message"}
-        # OpenAI's API requires an index for each tool call of a stream, but not of a whole reply.
+        # OpenAI's API requires an index for each tool call in a stream, but not in a whole reply.
         if calls := delta.get("tool_calls"):
             delta = {**delta, "tool_calls": [{"index": n, **one} for n, one in enumerate(calls)]}
         choices.append({**rest, "delta": delta})

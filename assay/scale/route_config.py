@@ -1,4 +1,4 @@
-"""Configuration of `assay model route`, and the rules that rate the hardness of a request."""
+"""Configuration of `assay model route`, and the rules that rate how hard a request is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES = ("label", "length", "confidence")
 
 
 class UpstreamConfig(Section):
-    """A model on an OpenAI-compatible server."""
+    """One of the router's models, on a server with OpenAI's API."""
 
     url: Text
     """The server's URL, such as ``http://localhost:8000/v1``."""
@@ -49,8 +49,8 @@ class UpstreamConfig(Section):
         return plain_tables({"request": value})["request"]
 
     def endpoint(self, where: str) -> Endpoint:
-        """Build the endpoint. Raises UserError for an invalid URL or key; the message shows
-        neither."""
+        """Build the endpoint. Raises UserError for an invalid URL or key, neither of which the
+        message shows."""
         if not is_url(self.url):
             raise ConfigError(f"{where}.url: accepted: {ADDRESS}")
         prices, url = (self.price_input, self.price_output), completions_url(self.url)
@@ -60,7 +60,7 @@ class UpstreamConfig(Section):
 
 
 class RuleConfig(Section):
-    """Rule that selects the requests for the strong model."""
+    """Rule that selects requests for the strong model."""
 
     by: Text
     """Measure of hardness: ``label``, ``length``, ``confidence``, or a verifier expression such as
@@ -86,7 +86,7 @@ class RuleConfig(Section):
 
     @property
     def looks(self) -> bool:
-        """Whether the rule needs a reply of the cheap model."""
+        """Whether the routing rule needs a reply of the cheap model."""
         return self.by == "confidence" or (self.by not in RULES and self.reads == "reply")
 
 
@@ -100,7 +100,9 @@ class RouteConfig(Section):
 
 
 def read_config(path: Path) -> RouteConfig:
-    """Read and validate a TOML file. Raises UserError with one line per error."""
+    """Read and validate a TOML file with the configuration of a router. Raises UserError with one
+    line per error in the file.
+    """
     tree, lines = read_toml(path)
     config = read_section(RouteConfig, tree, str(path), lines)
     config.cheap.endpoint(f"{path} cheap")
@@ -125,7 +127,7 @@ def open_judge(config: RouteConfig, where: str, stack: ExitStack) -> VerifierSer
 
 
 def prompt_of(request: Request) -> str:
-    """Join the texts of a request's messages with newlines."""
+    """Join the texts of all messages of a request with newlines."""
     texts: list[str] = []
     for turn in request["messages"]:
         content = turn.get("content")
@@ -137,9 +139,10 @@ def prompt_of(request: Request) -> str:
 async def hardness(
     rule: RuleConfig, judge: VerifierService | None, request: Request, reply: Request
 ) -> float:
-    """Rate the hardness of a request. May raise any exception if the rule cannot rate this request.
+    """Rate how hard a request is for the cheap model. Any exception may be raised if the rule
+    cannot rate the request.
 
-    reply: reply of the cheap model, or {} before the cheap model has replied.
+    reply: reply of the cheap model, or {} if the cheap model has not replied yet.
     """
     if rule.by == "length":
         return float(len(prompt_of(request)))

@@ -38,8 +38,8 @@ Found = TypeVar("Found")
 class VerifierServer(Server):
     """The server application.
 
-    max_waiting: maximum number of completions that wait or are being judged, over all requests.
-    seconds: default time limit of a request.
+    max_waiting: maximum number of completions, over all requests, that wait or are being judged.
+    seconds: default time limit for a request.
     """
 
     accepted = "POST /judge, GET /verifiers/NAME"
@@ -62,7 +62,7 @@ class VerifierServer(Server):
         return {("GET", "/verifiers/{name:path}"): self._verifier, ("POST", "/judge"): self._judge}
 
     def health(self) -> dict[str, Any]:
-        """Report whether the verifier service can judge."""
+        """Report whether the service can judge completions."""
         failure = self.service.engine.pool.failure
         if self.service.engine.closed or failure is not None:
             raise Refused(503, f"no verdicts: {failure or 'closed'}")
@@ -105,7 +105,7 @@ class VerifierServer(Server):
         found = self.service.describe().get(name.partition("@")[0])
         if found is None:
             raise Refused(404, message("/verifiers", repr(name), "the name of one verifier"))
-        # The reply omits the verifier's source code, which stays private.
+        # The source code of the verifier stays private, so the reply omits it.
         return {key: found[key] for key in found if key != "source"}
 
     async def _judged(self, raw: bytes, receive: Receive) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class VerifierServer(Server):
         return {"verdicts": rows}
 
     def _read(self, raw: bytes) -> tuple[list[Group], list[str], float]:
-        """Parse a request of /judge. Raises Refused with the row and key of the error."""
+        """Parse a request of /judge. Raises Refused with the row and the key that are invalid."""
         try:
             asked = json.loads(raw)
             rows, seconds = asked["rows"], asked.get("seconds", self.seconds)
@@ -151,7 +151,7 @@ class VerifierServer(Server):
         return problem, completion
 
     def counts(self) -> Iterator[str]:
-        """Yield the number of lost workers, and of verdicts by verifier."""
+        """Yield the number of lost worker processes, and the number of verdicts by verifier."""
         stats = self.service.stats
         yield "# TYPE assay_worker_losses_total counter"
         yield f"assay_worker_losses_total {stats['kills'] + stats['deaths']}"

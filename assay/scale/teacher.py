@@ -1,4 +1,4 @@
-"""Teacher in Ray actors, which run in other processes on this or other machines."""
+"""Teacher model in Ray actors, which are processes on this machine or on others."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from assay.scale.cluster import ActorLost, answer, check_alive, end, import_ray,
 Ask = Callable[[Any, Batch], Any]
 """Callable that sends a part of a batch to an actor."""
 
-# Maximum number of consecutive losses of an actor.
+# Maximum number of consecutive losses of a teacher actor.
 MOST_LOST = 3
-# Sizes of the layout probe: prompt tokens, completion tokens, completions.
-# At the probe's sizes the tree layout, which computes a shared prompt once, is faster.
+# Sizes for the probe that chooses the layout: prompt tokens, completion tokens, completions.
+# For the sizes of the probe, the tree layout is faster: it computes a shared prompt once.
 PROVED = 64, 64, 8
 
 
 @dataclass(frozen=True)
 class TeacherOpening:
-    """Arguments for opening an actor's teacher.
+    """Arguments to open the teacher in an actor.
 
-    load: loads the teacher; raises ConfigError if the teacher cannot teach the policy. path: module
-    search path.
+    load: function that loads the teacher; raises ConfigError if the teacher cannot teach the
+    policy. path: module search path.
     """
 
     load: Callable[[], TeacherModel]
@@ -49,7 +49,7 @@ class TeacherOpening:
 
 @dataclass(frozen=True)
 class ForwardSettings:
-    """Forward settings of the learner, which the teacher uses too."""
+    """Settings of the learner's forward pass, which the teacher uses too."""
 
     section: str
     temperature: float
@@ -59,21 +59,21 @@ class ForwardSettings:
 
     @classmethod
     def of(cls, passes: Passes) -> ForwardSettings:
-        """Copy the settings of a forward/backward runner."""
+        """Copy the settings of a runner of forward passes."""
         how = passes.temperature, passes.layout, passes.lean
         return cls(passes.section, *how, passes.max_tokens)
 
 
 class TeacherActor:
-    """Ray actor that holds the teacher."""
+    """Ray actor that has the teacher model."""
 
     def __init__(self, opening: TeacherOpening) -> None:
         self._opening = opening
 
-    # Ray reports an exception in a constructor only as a dead actor, so nothing loads here.
+    # Ray reports an exception in a constructor only as a dead actor: nothing loads here.
     @cached_property
     def _teacher(self) -> TeacherModel:
-        """The teacher, loaded at first use. Raises ConfigError."""
+        """The teacher model, which is loaded when it is first used. Raises ConfigError."""
         opening = self._opening
         torch.set_num_threads(opening.threads)
         sys.path += [folder for folder in opening.path if folder not in sys.path]
@@ -84,16 +84,16 @@ class TeacherActor:
         return probe_layouts(self._teacher.model, *PROVED)
 
     def about(self) -> tuple[int, int | None]:
-        """Return the teacher's vocabulary size and its maximum length, if limited."""
+        """Return the vocabulary size of the teacher, and its maximum length or None."""
         return self._teacher.size, self._teacher.context_length
 
     def top_k(self, batch: Batch, settings: ForwardSettings, count: int, size: int) -> list[TopK]:
-        """Compute the top-k logits of each row as `TeacherModel.top_k` does, on the CPU."""
+        """Compute the top-k logits of each row on the CPU, as `TeacherModel.top_k` does."""
         rows = self._teacher.top_k(self._here(batch), self._passes(settings), count, size)
         return [(tokens.cpu(), logprobs.cpu(), rest.cpu()) for tokens, logprobs, rest in rows]
 
     def logprobs(self, batch: Batch, settings: ForwardSettings) -> Tensor:
-        """Compute the log-probability of each token: [T] float32, on the CPU."""
+        """Compute the log-probability of each token on the CPU, [T] float32."""
         return self._teacher.logprobs(self._here(batch), self._passes(settings)).cpu()
 
     def _here(self, batch: Batch) -> Batch:
@@ -102,7 +102,7 @@ class TeacherActor:
     def _passes(self, settings: ForwardSettings) -> Passes:
         return Passes(
             self._teacher.model,
-            # No optimizer: the teacher is not trained.
+            # The teacher is not trained, so it has no optimizer.
             cast("Any", None),
             section=settings.section,
             temperature=settings.temperature,
@@ -113,10 +113,10 @@ class TeacherActor:
 
 
 class ActorTeacher(TeacherElsewhere):
-    """Teacher that distributes groups to actors, and replaces lost actors.
+    """Teacher that distributes groups over actors, and replaces lost actors.
 
-    load: loads the teacher in an actor. Raises ConfigError if the teacher cannot teach the policy,
-    and WorkerDied if actors are lost repeatedly.
+    load: function that loads the teacher in an actor. Raises ConfigError if the teacher cannot
+    teach the policy, and WorkerDied if actors are lost again and again.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class ActorTeacher(TeacherElsewhere):
         self._ray = import_ray()
         self._opening = self._ray.put(opening)
         self._actors = [self._spawn() for _ in range(settings.teacher_actors)]
-        # The calls to all actors start before the first wait, so that the actors load in parallel.
+        # All actors are called before the first wait, so that they load in parallel.
         about = [one.about.remote() for one in self._actors]
         known = [
             self._answer(n, ref, lambda one: one.about.remote()) for n, ref in enumerate(about)
@@ -156,8 +156,10 @@ class ActorTeacher(TeacherElsewhere):
         return torch.cat(found).to(batch.device)
 
     def _shared(self, batch: Batch, ask: Ask) -> list[Any]:
-        """Split a batch into ranges of adjacent groups, one per actor. Returns results in order."""
-        # The actors get no problems, because problems contain answers and tests.
+        """Split a batch into ranges of adjacent groups, one range per actor. Returns results in
+        order.
+        """
+        # Problems contain answers and tests, so the actors get no problems.
         batch, many = replace(batch.to("cpu"), problems=()), len(self._actors)
         ends = [number * batch.num_groups // many for number in range(many + 1)]
         shares = [range(*pair) for pair in pairwise(ends)]
@@ -169,7 +171,8 @@ class ActorTeacher(TeacherElsewhere):
         ]
 
     def _answer(self, number: int, ref: Any, again: Callable[[Any], Any]) -> Any:
-        """Wait for an actor's result. Replaces a lost actor and repeats the call."""
+        """Wait for an actor's result. If an actor is lost, it is replaced and the call is
+        repeated."""
         who, why = f"teacher actor {number + 1}", ""
         for _ in range(MOST_LOST):
             try:

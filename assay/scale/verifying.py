@@ -1,7 +1,7 @@
-"""Verifier workers on the machines of the cluster: each actor runs one worker process.
+"""Verifier workers on the machines of a cluster: each actor runs one worker process.
 
-The verifier service of the command still distributes the work, enforces deadlines and counts. An
-actor receives only one request at a time, so no other work waits in the actor.
+The verifier service of the command still distributes the work, enforces deadlines and counts
+verdicts. An actor receives one request at a time, so no further requests wait in the actor.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from assay.scale.cluster import (
 )
 from assay.verify.serving.process import Worker
 
-# Maximum number of consecutive actor losses that count as faults of machines.
+# Maximum number of consecutive losses of actors that count as faults of machines.
 MOST_LOST = 3
-# Seconds for an actor to answer, in addition to the time limit of its worker.
+# Seconds within which an actor must answer, in addition to the time limit of its worker.
 ANSWER_SECONDS = 30.0
 
 
 class VerifierActor:
     """Ray actor that runs one worker process on its machine.
 
-    path: module search path of the command, which includes the user's verifiers.
+    path: module search path of the command, on which the user's verifiers are.
     """
 
     def __init__(self, path: list[str]) -> None:
@@ -52,7 +52,9 @@ class VerifierActor:
         self._trouble: str | None = None
 
     def start(self, options: dict[str, Any]) -> tuple[str, str]:
-        """Start a worker. Returns the host name, and the error of the host's sandbox or ""."""
+        """Start a worker. Returns the host name, and the error of the host's sandbox ("" if it
+        works).
+        """
         self.kill()
         self._worker = Worker(self._family)
         if self._trouble is None:
@@ -61,17 +63,20 @@ class VerifierActor:
         return socket.gethostname(), self._trouble
 
     def try_sandbox(self) -> str:
-        """Test the sandbox of this machine. Returns the error message, or ""."""
+        """Test whether the sandbox works on this machine. Returns the error message of the sandbox,
+        or "".
+        """
         from assay.verify.sandbox import sandbox_report
 
         return "; ".join(f"{what}: {said}" for what, works, said in sandbox_report() if not works)
 
     def send(self, num_answers: int, request: bytes) -> None:
-        """Forward a request to the worker."""
+        """Forward a request to the worker process."""
         self._there().send(num_answers, *pickle.loads(request))
 
     def replies(self, seconds: float) -> list[Any]:
-        """Wait for the next answer. Returns all answers that are ready. Raises Lost."""
+        """Wait for the next answer. Returns all answers of the worker that are ready. Raises
+        Lost."""
         worker = self._there()
         found = [worker.reply(seconds, lambda: False)]
         while worker.num_waiting and worker.has_heard:
@@ -79,7 +84,9 @@ class VerifierActor:
         return found
 
     def kill(self) -> tuple[int, str]:
-        """Stop the worker, if any. Returns the exit code and the end of the standard error."""
+        """Stop the worker, if any. Returns the worker's exit code and the end of its standard
+        error.
+        """
         worker, self._worker = self._worker, None
         if worker is None:
             return 0, ""
@@ -95,7 +102,9 @@ class VerifierActor:
 
 
 class RemoteWorker(Worker):
-    """Worker in an actor, with a local worker's interface. actors: pool that owns the actor."""
+    """Worker process in an actor, with the interface of a local worker. actors: pool to which the
+    actor belongs.
+    """
 
     def __init__(self, handle: Any, family: str, actors: VerifierActors) -> None:
         self.handle = handle
@@ -114,7 +123,9 @@ class RemoteWorker(Worker):
         self._starting = self.handle.start.remote(options)
 
     def greet(self, options: dict[str, Any]) -> None:
-        """Wait until the worker is ready. Raises Lost, or WorkerDied if the cluster is down."""
+        """Wait until the worker process is ready. Raises Lost, or WorkerDied if the whole cluster
+        is down.
+        """
         if self.ready:
             return
         if self._starting is None:
@@ -123,14 +134,14 @@ class RemoteWorker(Worker):
         self.ready = True
 
     def send(self, num_answers: int, *request: Any) -> None:
-        """Send a request, without waiting for an acknowledgment."""
+        """Send a request to the worker without waiting for an acknowledgment."""
         self.since = time.monotonic()
         self.num_waiting = num_answers
         self.handle.send.remote(num_answers, pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
 
     def reply(self, seconds: float, is_stale: Callable[[], bool]) -> Any:
-        """Wait for the next answer and return its data. Raises Lost in the same cases as a local
-        worker."""
+        """Wait for the next answer of the worker, and return its data. Raises Lost in the same
+        cases as a local worker does."""
         while not self._received:
             ref = self.handle.replies.remote(seconds)
             while not self._ray.wait([ref], timeout=STALE)[0]:
@@ -146,22 +157,22 @@ class RemoteWorker(Worker):
         return self._received.popleft()
 
     def last_words(self) -> str:
-        """Return the worker's standard error output before its first message, after `kill`."""
+        """After `kill`, return the worker's standard error from before its first message."""
         return self._words
 
     def kill(self) -> int:
-        """Stop the worker process. An actor that still answers returns to the pool."""
+        """Stop the worker process. An actor that still answers goes back to the pool."""
         with suppress(ActorLost):
             who, ref = "a verifier actor", self.handle.kill.remote()
             code, self._words = answer(ref, who, ANSWER_SECONDS)
             self._actors.take_back(self.handle)
             return code
-        # The actor is dead or does not answer, so the actor is not returned to the pool.
+        # An actor that has died or does not answer does not go back to the pool.
         end([self.handle])
         return 0
 
     def release(self) -> None:
-        """Do nothing: the actor, and not this process, holds the socket to the worker."""
+        """Do nothing, because the actor has the socket to the worker, and this process does not."""
 
     def _answer(self, ref: Any, seconds: float) -> Any:
         try:
@@ -175,16 +186,17 @@ class RemoteWorker(Worker):
         Raises WorkerDied if the whole cluster is down.
         """
         check_alive()
-        # A completion may be at fault only after more than MOST_LOST consecutive losses.
+        # Only after more than MOST_LOST consecutive losses, a completion may be the cause.
         self._actors.num_lost += 1
         may_ask_again = self._actors.num_lost <= MOST_LOST
         return Lost("died", f"its actor is lost: {why}", idle=may_ask_again)
 
 
 class VerifierActors:
-    """Actor pool of a run's verifiers. Actors are reused; lost actors are replaced.
+    """Pool of actors for the verifiers of a run. Actors are used again, and lost actors are
+    replaced.
 
-    num_lost: number of actors lost since the last answer of a worker.
+    num_lost: number of actors that were lost since a worker last answered.
     """
 
     def __init__(self, settings: ScaleConfig, options: dict[str, Any]) -> None:
@@ -195,18 +207,19 @@ class VerifierActors:
         self._idle = deque(self._spawn_actor() for _ in range(settings.verifier_actors or 0))
 
     def worker(self, family: str) -> Worker:
-        """Start a worker for a verifier pool. Returns before the worker is ready."""
+        """Start a worker process for a verifier pool. Returns before the worker process is
+        ready."""
         handle = self._idle.popleft() if self._idle else self._spawn_actor()
         worker = RemoteWorker(handle, family, self)
         worker.start(self._options)
         return worker
 
     def take_back(self, handle: Any) -> None:
-        """Return an actor to the pool after its worker has ended."""
+        """Return an actor to the pool after its worker process has ended."""
         self._idle.append(handle)
 
     def warn_of_sandbox(self, host: str, trouble: str) -> None:
-        """Warn once per machine, on standard error, that its sandbox does not work."""
+        """Warn on standard error, once per machine, that the machine's sandbox does not work."""
         if trouble and host not in self._warned:
             self._warned.add(host)
             why = " ".join(trouble.split())
@@ -214,7 +227,7 @@ class VerifierActors:
             warn(f"{found}: programs are not judged there")
 
     def close(self) -> None:
-        """Stop the idle actors. Verifier pools stop the busy actors."""
+        """Stop the idle actors. Verifier pools stop those actors that are busy."""
         end(self._idle)
 
     def _spawn_actor(self) -> Any:
@@ -228,11 +241,13 @@ class VerifierActors:
 
 
 def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -> dict[str, Any]:
-    """Open the cluster of a run with actors. Returns arguments for the verifier service."""
+    """Open the cluster of a run that uses actors. Returns the arguments with which the verifier
+    service uses the cluster.
+    """
     settings = config.scale
     if settings.generator == "vllm":
         check_vllm(config.model)
-    # The cluster opens before weights are loaded, to report faults of the cluster at once.
+    # The cluster opens before weights are loaded, so that its faults are reported at once.
     if settings.num_actors:
         open_cluster(settings, stack)
     if settings.verifier_actors is None:

@@ -1,4 +1,4 @@
-"""Measurement of facts about a configuration's model, problems and verifier."""
+"""Measure facts about the model, the problems and the verifier of a configuration."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     Judged = list[tuple[Group, Sequence[Verdict]]]
 
 MEASURED_PROBLEMS, MEASURED_SAMPLES = 16, 8
-# Sampler keys contain the draw number, and no curriculum uses a negative draw number.
-# The measured completions therefore differ from the completions of every training step.
+# Sampler keys contain the number of the draw, and curricula only use numbers from 0 on.
+# With a negative draw number, measured completions differ from those of all training steps.
 MEASURED_DRAW = -2
 SELF_TEST_ROWS = 40
-# Model families of Transformers name their number of experts differently.
+# Configurations of Transformers use different names for the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LOOKED_AT = 64
 """Number of prompts that are tokenized to estimate lengths."""
@@ -39,10 +39,10 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Estimated memory and step seconds of a configuration.
+    """Estimated memory and seconds per step of a configuration.
 
-    seconds: measured seconds; None for a stage that is not timed. num_steps: number of steps of the
-    whole run, for a timed stage.
+    seconds: measured seconds of a step; None for a stage that is not timed. num_steps: number of
+    steps in the whole run, for a timed stage.
     """
 
     memory: MemoryPlan
@@ -51,7 +51,7 @@ class Measured:
 
     @property
     def minutes(self) -> float | None:
-        """Minutes of all steps of the run, without evaluations."""
+        """Minutes of all training steps of the run, without evaluations."""
         if self.seconds is None or self.num_steps is None:
             return None
         return (self.num_steps * self.seconds.total + self.seconds.once) / 60
@@ -79,9 +79,9 @@ class Measured:
 def measure(
     config: TrainConfig, num_problems: int, say: Callable[[str], None]
 ) -> tuple[Facts, Measured]:
-    """Open the model, the rows and the verifiers of a configuration, and measure them.
+    """Open the model, the rows and the verifiers of a configuration, and measure facts about them.
 
-    num_problems: number of problems to sample, at the training temperature. say: receives lines of
+    num_problems: number of problems to sample at the training temperature. say: receives lines of
     progress. Raises UserError if the model, the rows or a verifier cannot be opened.
     """
     from assay.session.assemble import Problems, fit_problems, open_session, open_verifiers
@@ -121,7 +121,7 @@ def measure(
 
 
 def sample_problems(session: Session, problems: Sequence[Problem], count: int) -> Judged:
-    """Sample the first ``count`` problems and judge the completions."""
+    """Sample completions of the first ``count`` problems, and judge them."""
     from assay.session.evaluate import evaluate
 
     groups: Judged = []
@@ -138,7 +138,7 @@ def sample_problems(session: Session, problems: Sequence[Problem], count: int) -
 
 
 def facts_of_groups(groups: Judged) -> dict[str, Any]:
-    """Compute facts about pass rates and lengths from judged completions of the base model."""
+    """Compute pass rates and lengths from judged completions of the base model."""
     completions = [one for group, _ in groups for one in group.completions]
     verdicts = [one for _, of_it in groups for one in of_it]
     lengths = [len(one.tokens) for one in completions]
@@ -161,9 +161,9 @@ def facts_of_groups(groups: Judged) -> dict[str, Any]:
 
 
 def try_verifier(expression: str, seed: int) -> dict[str, Any]:
-    """Run the self-test and the red team on a built-in verifier, and return the facts.
+    """Run the self-test and the red team on a built-in verifier, and return facts about its errors.
 
-    For a user's verifier and for a learned verifier, return no facts.
+    For a user's verifier or a learned verifier, no facts are returned.
     """
     name = parse_expression(expression)[0].names[0].partition("@")[0]
     if name not in BUILT_IN or OF_VERIFIER.get(name) in LEARNED:
@@ -177,8 +177,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
         expected = [row["expected"] for row in labelled_rows(name)]
         for test in sampled_self_test(service, [name], SELF_TEST_ROWS, seed):
             if test.rows and not test.skipped:
-                # The self-test draws a sample of the rows, and does not return the sampled rows'
-                # labels.
+                # The self-test draws a sample of labelled rows, but does not return their labels.
                 share = expected.count("failed") / max(1, len(expected))
                 num_wrong = max(1.0, share * test.rows)
                 num_right = max(1.0, test.rows - num_wrong)
@@ -186,7 +185,7 @@ def try_verifier(expression: str, seed: int) -> dict[str, Any]:
                 found["false_rejects"] = min(1.0, len(test.false_rejects) / num_right)
         try:
             team = red_team(name, service=service)
-        # Some built-in verifiers have no suite of attacks.
+        # Some built-in verifiers have no suite of reward hacks.
         except VerifierError:
             return found
     return {**found, "attacks": sum(team.tried.values()), "attacks_accepted": team.num_accepted}
@@ -201,10 +200,10 @@ def measure_machine(
     lengths: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Measured]:
-    """Measure the loaded model. Return the model's facts, and estimates of memory and seconds.
+    """Measure the loaded model. Return facts about the model, and estimates of memory and seconds.
 
     lengths: lengths of sampled completions. The measurement trains the model on a few synthetic
-    completions, so the model must not be used afterwards.
+    completions, so the model cannot be used afterwards.
     """
     import torch
 
@@ -215,8 +214,8 @@ def measure_machine(
     config, model = session.config, cast("Any", session.loaded.model)
     looked_at = [problems[n] for n in range(min(LOOKED_AT, len(problems)))]
     prompts = sorted(len(session.renderer.render(one).tokens) for one in looked_at) or [64]
-    # Memory is measured before any timing, because an update would allocate gradients and optimizer
-    # state, which would then count as memory of the libraries.
+    # Memory is measured before any timing: an update allocates gradients and optimizer state.
+    # This memory would otherwise count as memory of the libraries.
     memory = plan_memory(
         config,
         model,

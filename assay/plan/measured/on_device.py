@@ -1,9 +1,10 @@
-"""Estimates of a run on a GPU that this machine does not have: memory, seconds, settings that fit.
+"""Estimates of a run on a GPU that this machine does not have: memory, seconds, and settings that
+fit.
 
-The estimated model is a skeleton without weights (`assay.model.skeleton`), so models of any size
-can be estimated. Memory is the sum of the components in `assay.plan.memory`. The estimated seconds
-follow from the rates in the GPU's data sheet, and from the shares of these rates that one H100
-reached (docs/gpu.md).
+The model is estimated from a skeleton without weights (`assay.model.skeleton`), so it can have any
+size. Memory is the sum of the components in `assay.plan.memory`. The seconds follow from the rates
+on the data sheet of the GPU, and from the fractions of these rates that an H100 reached
+(docs/gpu.md).
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ STAGES = ("rl", "sft", "pretrain", "preference")
 
 @dataclass(frozen=True, slots=True)
 class DeviceVariant:
-    """Estimate of the configured run with changed settings.
+    """Estimate of the configured run after some settings were changed.
 
-    settings: the changed settings. expected: estimated duration; None if the number of steps
-    depends on rows that were not read. fits: whether the peak fits the GPU.
+    settings: the changed settings. expected: estimated time of the run; None if the number of steps
+    depends on rows that were not read. fits: whether the peak memory of the run fits the GPU.
     """
 
     settings: Mapping[str, Any]
@@ -56,7 +57,7 @@ class DeviceVariant:
 
     @property
     def words(self) -> str:
-        """The changed settings of a variant as one line of text."""
+        """The changed settings of the estimate, as one line of text."""
         shown = [
             f"[{key}]" if value == {} else f"{key} = {toml_line('x', value).removeprefix('x = ')}"
             for key, value in self.settings.items()
@@ -66,12 +67,12 @@ class DeviceVariant:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """Estimates of a run on a GPU, for the configured settings and for settings that need less
+    """Estimates of a run on a GPU, with the configured settings and with settings that need less
     memory.
 
-    prompt_tokens: assumed length of a long prompt. work: description of a step. variants: the
-    estimates of all variants, in the order of decreasing memory. price: price of one hour of the
-    GPU.
+    prompt_tokens: assumed number of tokens in a long prompt. work: description of a step. variants:
+    estimates with different settings, in the order of decreasing memory. price: price of one GPU
+    hour.
     """
 
     gpu: Gpu
@@ -85,7 +86,7 @@ class DevicePlan:
 
     @property
     def chosen(self) -> DeviceVariant | None:
-        """The first variant that fits into the GPU's memory; None if no variant fits."""
+        """The first estimate that fits into the memory of the GPU; None if no estimate fits."""
         return next((one for one in self.variants if one.fits), None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def plan_on(
 ) -> DevicePlan:
     """Estimate a configured run on a GPU.
 
-    shape: the Transformers configuration of the model; None: read it from ``model.path``. Raises
+    shape: Transformers configuration of the model; None reads it from ``model.path``. Raises
     ConfigError for a stage without an estimate, and ModelError for an unreadable model.
     """
     if config.stage not in STAGES:
@@ -163,13 +164,11 @@ def plan_on(
     has_adapters = False
     if shape is None:
         shape, has_adapters = _read_shape(config.model)
-    # If the path has adapters, a run continues their training, which needs the memory of a LoRA
-    # run.
+    # If the model's path has adapters, a run trains them further, so it needs the memory of LoRA.
     if has_adapters and config.model.lora is None:
         config = _changed(config, {"model.lora": {}})
     dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
-    # At most two skeletons are built, one with LoRA and one without, because building a skeleton
-    # takes seconds.
+    # Building a skeleton takes seconds, so at most two are built: one with LoRA and one without.
     made: dict[bool, Any] = {}
 
     def estimated(settings: Mapping[str, Any]) -> DeviceVariant:
@@ -194,7 +193,9 @@ def plan_on(
 
 
 def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Return a configuration of the default RL run for a model. No configuration file is read."""
+    """Return a configuration with the default RL settings for a model. No configuration file is
+    read.
+    """
     tree = {
         "model": {"path": model},
         "data": {"train": ["problems.jsonl"], "verifier": "math"},
@@ -209,7 +210,7 @@ def _variant(
 ) -> DeviceVariant:
     lean = is_lean(model)
     has_reference, has_critic = _needs(config)
-    # On a GPU, the libraries take CPU memory and no GPU memory, so they count as 0.
+    # On a GPU, the libraries take CPU memory but no GPU memory, so they count as 0.
     memory = plan_memory(
         config,
         model,
@@ -228,7 +229,8 @@ def _variant(
 
 
 def _needs(config: TrainConfig) -> tuple[bool, bool]:
-    """Return whether the configured method needs a reference, and whether it needs a critic."""
+    """Return whether the configured method needs a reference model, and whether it needs a
+    critic."""
     if config.rl is not None:
         row = choose_algorithm(config)
         return row.kl_weight > 0, row.has_critic
@@ -238,12 +240,10 @@ def _needs(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
-    """Yield changed settings, starting with the configured run and ending with the variant that
-    needs the least memory."""
-    # Recomputed activations and smaller micro-batches are tried first, because they leave the
-    # updates equal.
-    # bfloat16 moments change the updates less than LoRA does, so bfloat16 moments are tried before
-    # LoRA.
+    """Yield changes of settings, from the configured run to the settings that need the least
+    memory."""
+    # Recomputation and smaller micro-batches do not change the updates, so they are tried first.
+    # bfloat16 moments change the updates less than LoRA does, so they are tried before LoRA.
     yield {}
     settings: dict[str, Any] = {}
     if not config.model.activation_checkpointing:
@@ -273,11 +273,11 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def _read_shape(config: ModelConfig) -> tuple[Any, bool]:
-    """Return the Transformers configuration of the base model, and whether the path has
+    """Return the Transformers configuration of the base model, and whether the model's path has
     adapters."""
     folder = Path(config.path).expanduser()
     if (folder / "config.json").is_file() and not (folder / ADAPTER_FILE).is_file():
-        # An estimate accepts a model folder without weights, which a run refuses.
+        # A model folder without weights is enough for an estimate, although a run refuses it.
         check_config(folder, f"model.path {folder}")
         source = ModelSource(str(folder.resolve()), trust_remote_code=config.trust_remote_code)
         return read_outline(source).config, False
@@ -298,7 +298,7 @@ def _work(config: TrainConfig, prompt_tokens: int) -> str:
 
 
 def _sections(settings: Mapping[str, Any]) -> str:
-    """Format the changed settings as TOML, with a table per section."""
+    """Format the changed settings as TOML, with one table per section."""
     tables: dict[str, list[str]] = {}
     for key, value in settings.items():
         section, _, name = key.partition(".")

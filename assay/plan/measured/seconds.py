@@ -1,8 +1,8 @@
-"""Seconds of a step, from a short calibration of the model on this machine.
+"""Seconds of a training step, from a short calibration of the model on this machine.
 
 A generation prefills one prompt at a time, then runs decoding steps of all slots, each at the same
-cost. The time of an update is a constant (for the optimizer) plus a time per token. Two short
-generations and two small updates determine the seconds of a generation and of an update.
+cost. The time of an update is a constant, for the optimizer, plus a time per token. Two short
+generations and two small updates are timed to determine these constants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DECODED_STEPS = 8
 """Maximum number of decoding steps in a timed generation."""
-# The draw number is used neither by training nor by `assay.plan.measured.measure`.
+# Neither training nor `assay.plan.measured.measure` uses this draw number.
 MEASURED_DRAW = -3
 SHORT = 32
 """Maximum tokens of a prompt, and of a completion, in the smaller timed update."""
@@ -60,10 +60,10 @@ def time_sampled(
     lengths: Sequence[int],
     teacher: AnyTeacher | None = None,
 ) -> StepSeconds:
-    """Time a step that samples, with updates on synthetic groups.
+    """Time a training step that samples; the updates use synthetic groups.
 
-    prompt: number of tokens of a typical prompt. lengths: lengths of sampled completions. teacher:
-    teacher of the run, if there is one.
+    prompt: number of tokens in a typical prompt. lengths: lengths of sampled completions. teacher:
+    teacher model of the run; None if there is none.
     """
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
@@ -101,7 +101,7 @@ def time_sampled(
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
-    """Return the mean numbers of tokens of a prompt and of a trained text, over the first
+    """Return the mean numbers of tokens in a prompt and in a trained text, over the first
     `LOOKED_AT` rows."""
     columns = zip(*(_lengths(session) or [TRACE_LENGTHS]), strict=True)
     prompt, completion = (max(1, round(sum(column) / len(column))) for column in columns)
@@ -117,8 +117,8 @@ def time_given(
 ) -> StepSeconds:
     """Time a step of ``[sft]``, ``[distill]`` or ``[pretrain]`` on synthetic rows.
 
-    prompt, completion: numbers of prompt tokens and completion tokens of a synthetic row. asked: as
-        in `estimate_given`.
+    prompt, completion: number of prompt tokens and of completion tokens in a synthetic row. asked:
+        as in `estimate_given`.
     """
     from assay.learn.sft_update import SFTLearner
     from assay.learn.spans import SpanTeacher
@@ -148,7 +148,9 @@ def time_given(
 
 
 def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
-    """Time a step of ``[preference]`` on synthetic pairs, and the initial scoring of all pairs."""
+    """Time a step of ``[preference]`` on synthetic pairs, and the scoring of all pairs before the
+    first step.
+    """
     import torch
 
     from assay.learn.preference_update import PreferenceBatch, PreferenceLearner
@@ -173,21 +175,23 @@ def time_pairs(session: Session, work: GivenWork, lean: bool) -> StepSeconds:
     measured = measure_units(session, (), *sizes, learn, work.siblings)
     _, scoring = _time_update(score, *sizes, work.siblings)
     once, all_rows = work.prompt, work.siblings * (work.prompt + work.completion)
-    # The calibration counts a prompt once, even if each completion has its own copy.
+    # The calibration counts a prompt once, even if every completion has its own copy of it.
     share = 1.0 if work.shares else (once + work.siblings * work.completion) / all_rows
     token = share * measured.update_token
     return estimate_work(work, replace(measured, update_token=token, teacher_token=share * scoring))
 
 
 def _batch_of(session: Session, groups: Sequence[Group]) -> Batch:
-    """Pack groups into one batch. In the returned batch, every completion is marked as trained."""
+    """Pack groups into one batch. In the returned batch, every completion token is marked as
+    trained.
+    """
     from assay.model.packing import pack
 
     return pack(groups, spread_verdicts(groups), session.loaded.device)
 
 
 def _asks(session: Session, teacher: AnyTeacher | None, passes: Passes) -> Learn | None:
-    """Return a function that queries the teacher as a run does; None if the run has no teacher."""
+    """Return a function that queries the teacher as a run would; None if the run has no teacher."""
     from assay.learn.spans import SpanTeacher
 
     if teacher is None:
@@ -225,7 +229,7 @@ def _cached(session: Session, batch: Batch) -> CachedTeacher:
 
 
 def _lengths(session: Session) -> list[list[int]]:
-    """Return [tokens of the prompt, tokens of the trained text] for the first `LOOKED_AT` rows."""
+    """Return (prompt tokens, tokens of the trained text) for the first `LOOKED_AT` rows."""
     from assay.data.documents import load_documents
     from assay.data.traces import load_traces
     from assay.training.pretrain import Pieces, longest_piece
@@ -250,22 +254,24 @@ def measure_units(
     group_size: int,
     ask: Learn | None = None,
 ) -> UnitSeconds:
-    """Measure unit times on the loaded model.
+    """Measure the unit times of the loaded model.
 
-    Generation is not timed if there are no problems to sample.
+    If there are no problems to sample, generation is not timed.
 
-    learn: performs an update. ask: function that queries the teacher, without an update.
+    learn: performs an update. ask: function that only queries the teacher, without an update.
     """
     generation = _time_generation(session, problems) if problems else (0.0, 0.0, 0.0)
     sizes = (prompt_tokens, completion_tokens, group_size)
     fixed, token = _time_update(learn, *sizes)
-    # The function ``learn`` queries the teacher too, so the time of these queries is subtracted.
+    # The function ``learn`` also queries the teacher, so the time of the queries is subtracted.
     asking = 0.0 if ask is None else min(token, _time_update(ask, *sizes)[1])
     return UnitSeconds(*generation, fixed, token - asking, asking)
 
 
 def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[float, float, float]:
-    """Return the seconds of a start, of a prompt token, and of a decoding step with full slots."""
+    """Return the seconds to start a generation, per prompt token, and per decoding step with full
+    slots.
+    """
     slots, sampling = session.config.engine.slots, session.config.sampling
     group_size = max(1, -(-slots // min(len(problems), 4)))
     count = min(len(problems), -(-slots // group_size))
@@ -273,7 +279,7 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
     most = min(DECODED_STEPS, sampling.max_tokens)
     sampling = sampling.model_copy(update={"max_tokens": most, "stop": ()})
     found = (0.0, 0.0, 0.0)
-    # The first generation compiles kernels for new shapes, so only the second generation is timed.
+    # The first generation compiles kernels for new shapes, so only the second one is timed.
     for _ in range(2):
         started = time.perf_counter()
         session.generator.generate(chosen, sampling, group_size)
@@ -283,8 +289,7 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
             stats.prefill_seconds / max(1, stats.prompt_tokens),
             (stats.decode_seconds + stats.postprocess_seconds) / max(1, stats.num_steps),
         )
-    # The generator's cache is released before the timed updates, because updates need its memory,
-    # as in a run.
+    # As in a run, updates need the memory of the generator's cache, which is released first.
     session.generator.sleep()
     return found
 
@@ -292,12 +297,12 @@ def _time_generation(session: Session, problems: Sequence[Problem]) -> tuple[flo
 def _time_update(
     learn: Learn, prompt_tokens: int, completion_tokens: int, group_size: int
 ) -> tuple[float, float]:
-    """Return the constant seconds of an update and its seconds per token, from two small updates.
+    """Return the constant seconds of an update, and its seconds per token, from two small updates.
 
-    Of the two timed updates, the larger one has more and longer rows.
+    The larger of the two timed updates has more rows and longer rows.
     """
-    # Groups have the size of training groups, because the completions of a group share a prompt.
-    # Large groups are reduced to about `MOST_TOKENS` tokens, to limit the time of a measurement.
+    # The completions of a group share a prompt, so the groups have the size of training groups.
+    # Large groups are reduced to about `MOST_TOKENS` tokens, which limits the measuring time.
     siblings = min(group_size, max(2, MOST_TOKENS // completion_tokens))
     short = _groups(1, min(prompt_tokens, SHORT), min(completion_tokens, SHORT), siblings)
     count = max(2, round(ENOUGH_TOKENS / (prompt_tokens + siblings * completion_tokens)))
@@ -311,9 +316,8 @@ def _time_update(
         seconds.append(time.perf_counter() - started)
     few, many = _num_tokens(short), _num_tokens(long)
     slope = (seconds[1] - seconds[0]) / (many - few)
-    # Other processes may disturb a time measurement.
-    # A disturbance by other processes shows as a larger update that seems faster than a smaller
-    # update.
+    # Other processes may disturb the measured times.
+    # A disturbance shows if the larger update seems to be faster than the smaller update.
     if not 0 < slope < seconds[1] / many:
         slope = seconds[1] / many
     return max(0.0, seconds[0] - slope * few), slope
@@ -325,15 +329,15 @@ def _num_tokens(groups: Sequence[Group]) -> int:
 
 
 def _groups(count: int, prompt_tokens: int, completion_tokens: int, siblings: int) -> list[Group]:
-    """Return synthetic groups with prompts and completions of given lengths."""
-    # The text of synthetic rows consists of spaces, which every vocabulary contains.
+    """Return synthetic groups whose prompts and completions have the given lengths."""
+    # Synthetic rows consist of spaces, which every vocabulary contains.
     problems = [Problem(f"calibration-{n}", " " * prompt_tokens) for n in range(count)]
     made_up = ScriptedGenerator(lambda problem, sibling: " " * completion_tokens)
     return made_up.generate(problems, SamplingConfig(), siblings)
 
 
 def spread_verdicts(groups: Sequence[Group]) -> list[list[Verdict]]:
-    """Return verdicts that alternate between failed and passed within each group."""
-    # A group with equal verdicts has no gradient, and its update would be faster.
+    """Return verdicts that alternate between failed and passed in each group."""
+    # A group with equal verdicts has no gradient, so its update would take less time.
     one = [Verdict.of_score(score, "calibration@1") for score in (0.0, 1.0)]
     return [[one[n % 2] for n in range(len(group.completions))] for group in groups]
