@@ -1,4 +1,4 @@
-"""`assay sweep` and `assay ablate`: experiments with several arms and seeds."""
+"""`assay sweep`, `assay ablate` and `assay ladder`: experiments with several arms and seeds."""
 
 from __future__ import annotations
 
@@ -74,6 +74,31 @@ def ablate(
     )
     say(f"wrote {file}; continue with: assay sweep {file}")
     _sweep(file, parallel, other_seeds, directory, dry_run, as_json)
+
+
+@app.command(rich_help_panel=TRAIN)
+def ladder(
+    file: Annotated[Path, typer.Argument(help="TOML file of the sweep (docs/ladder.md).")],
+    parallel: Parallel = 1,
+    directory: Directory = Path("sweeps"),
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Train the model sizes of FILE, and fit accuracy against compute; the same command resumes."""
+    from assay.sweep.ladder import check_ladder, run_ladder
+
+    if dry_run:
+        check_ladder(file)
+        _sweep(file, parallel, False, directory, True, as_json)
+        return
+    from assay.sweep.run import Interrupted, Runner
+
+    try:
+        result = run_ladder(file, Runner(COMMAND, parallel, say), directory=directory)
+    except Interrupted:
+        say(f"interrupted; continue with: assay ladder {file}")
+        raise typer.Exit(INTERRUPTED) from None
+    show(result, as_json)
 
 
 def _sweep(

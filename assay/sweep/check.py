@@ -63,7 +63,7 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
     """
     if not is_of_evaluations(file.settings.metric):
         return
-    alike = {trial.arm: _measured(trial.configs[-1]) for trial in trials}
+    alike = {trial.arm: measured_by(trial.configs[-1]) for trial in trials}
     of_baseline = alike[file.settings.baseline]
     for arm, measured in alike.items():
         for key in {**of_baseline, **measured}:
@@ -86,7 +86,7 @@ def _not_comparable(file: SweepFile, trials: Sequence[Trial]) -> Iterator[str]:
         yield message(where, "none", f"problems, to measure {file.settings.metric}", remedy)
 
 
-def _measured(config: TrainConfig) -> dict[str, str]:
+def measured_by(config: TrainConfig) -> dict[str, str]:
     """Return all settings that determine how held-out accuracy is measured."""
     data, evaluation, own_options = config.data, config.evaluation, config.verification.options
     terms = {f"data.verifier_by_tag.{tag}{FIRST}": one for tag, one in data.verifier_by_tag.items()}

@@ -1,0 +1,215 @@
+"""Fits of accuracy against compute: a sigmoid and a power law, with intervals.
+
+The sigmoid is that of Khatri et al. 2025 (arXiv 2510.13786, equation 1):
+
+    y(x) = R0 + (A - R0) / (1 + (m / x)^B)
+
+with the accuracy R0 before RL, the ceiling A, the midpoint m and the exponent B. The power law is
+1 - y(x) = b x^-c. Both are linear in all but one or two parameters. The fit tries a grid of the
+nonlinear parameters and solves for the others (Golub and Pereyra 1973), so it has no local minima
+and needs no start values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Form = Literal["sigmoid", "power"]
+FORMS: tuple[Form, ...] = ("sigmoid", "power")
+NUM_REPLICATES = 300
+# Beyond four times the largest budget, a midpoint is not identified: only the start of the rise
+# is seen. The same holds below a quarter of the smallest one.
+_OUTSIDE = 4.0
+_TAILS = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Fitted curves. parameters: one value per fitted curve, by name."""
+
+    form: Form
+    parameters: Mapping[str, np.ndarray]
+
+    def at(self, x: float) -> np.ndarray:
+        """Return the accuracy of each curve at a compute of x > 0."""
+        own = self.parameters
+        if self.form == "power":
+            return np.clip(1.0 - own["scale"] * x ** -own["exponent"], 0.0, 1.0)
+        share = 1.0 / (1.0 + (own["midpoint"] / x) ** own["exponent"])
+        return own["start"] + (own["ceiling"] - own["start"]) * share
+
+
+def fit(form: Form, x: np.ndarray, y: np.ndarray) -> Curve:
+    """Fit curves by least squares.
+
+    x: [K] compute, rising. x[0] is 0, the state before RL, which the power law leaves out. y:
+    [N, K] accuracies of N curves.
+    """
+    return _fit_power(x[1:], y[:, 1:]) if form == "power" else _fit_sigmoid(x, y)
+
+
+def _fit_sigmoid(x: np.ndarray, y: np.ndarray) -> Curve:
+    # The spread of replicates exceeds the distance of a coarse grid, which is faster.
+    fine = 4 if len(y) == 1 else 1
+    exponents = np.geomspace(0.25, 8.0, 20 * fine)
+    midpoints = np.geomspace(x[1] / _OUTSIDE, x[-1] * _OUTSIDE, 32 * fine)
+    exponent_G, midpoint_G = (one.ravel() for one in np.meshgrid(exponents, midpoints))
+    share_GK = np.zeros((len(exponent_G), len(x)))
+    share_GK[:, 1:] = 1.0 / (1.0 + (midpoint_G[:, None] / x[1:]) ** exponent_G[:, None])
+    rest_GK = 1.0 - share_GK
+    # Normal equations of y = R0 (1 - h) + A h for every point of the grid.
+    rest_2, both, share_2 = ((rest_GK**2).sum(1), (rest_GK * share_GK).sum(1), (share_GK**2).sum(1))
+    of_rest_NG, of_share_NG = y @ rest_GK.T, y @ share_GK.T
+    determinant = np.maximum(rest_2 * share_2 - both**2, 1e-12)
+    ceiling_NG = (rest_2 * of_share_NG - both * of_rest_NG) / determinant
+    ceiling_NG = np.clip(ceiling_NG, 0.0, 1.0)
+    start_NG = np.clip((of_rest_NG - both * ceiling_NG) / rest_2, 0.0, 1.0)
+    # A clipped start changes the best ceiling.
+    ceiling_NG = np.clip((of_share_NG - both * start_NG) / share_2, 0.0, 1.0)
+    error_NG = (
+        start_NG**2 * rest_2
+        + 2 * start_NG * ceiling_NG * both
+        + ceiling_NG**2 * share_2
+        - 2 * (start_NG * of_rest_NG + ceiling_NG * of_share_NG)
+    )
+    best, rows = error_NG.argmin(1), np.arange(len(y))
+    return Curve(
+        "sigmoid",
+        {
+            "start": start_NG[rows, best],
+            "ceiling": ceiling_NG[rows, best],
+            "midpoint": midpoint_G[best],
+            "exponent": exponent_G[best],
+        },
+    )
+
+
+def _fit_power(x: np.ndarray, y: np.ndarray) -> Curve:
+    exponent_G = np.concatenate([[0.0], np.geomspace(1e-3, 4.0, 600)])
+    power_GK = (x / x[-1]) ** -exponent_G[:, None]
+    squares_G, product_NG = (power_GK**2).sum(1), (1.0 - y) @ power_GK.T
+    scale_NG = np.maximum(product_NG / squares_G, 0.0)
+    best = (scale_NG**2 * squares_G - 2 * scale_NG * product_NG).argmin(1)
+    exponent, scale = exponent_G[best], scale_NG[np.arange(len(y)), best]
+    return Curve("power", {"scale": scale * x[-1] ** exponent, "exponent": exponent})
+
+
+def replicates(
+    deviations: np.ndarray, rng: np.random.Generator, count: int = NUM_REPLICATES
+) -> np.ndarray:
+    """Return random errors of the mean of a few rows (multiplier bootstrap).
+
+    deviations: [S, K] rows minus their mean. Returns [count, K]. The errors have the covariance
+    S_dev / (S (S - 1)), and Student's t with S - 1 degrees of freedom for every weighted sum of
+    columns. Resampled rows would be too narrow for three seeds.
+    """
+    rows = len(deviations)
+    weights = rng.standard_normal((count, rows))
+    scale = np.sqrt(rng.chisquare(rows - 1, count) / (rows - 1))
+    return (weights / scale[:, None]) @ deviations / np.sqrt(rows * (rows - 1))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, draws: np.ndarray) -> Estimate:
+        """Return a value with the percentile interval of its bootstrap draws."""
+        low, high = np.percentile(draws, _TAILS)
+        return cls(float(value), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Accuracy at the largest budget, predicted from the smaller ones, and the measured one."""
+
+    predicted: Estimate
+    observed: float
+
+    @property
+    def error(self) -> float:
+        """Measured minus predicted accuracy."""
+        return self.observed - self.predicted.value
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measured accuracy is in the 95 % prediction interval."""
+        return self.predicted.low <= self.observed <= self.predicted.high
+
+
+@dataclass(frozen=True)
+class CurveFit:
+    """A fit of one model size. rmse: root of the mean squared residual, in accuracy."""
+
+    form: Form
+    parameters: Mapping[str, Estimate]
+    rmse: float
+    prediction: Prediction
+
+    @property
+    def curve(self) -> Curve:
+        """The fitted curve."""
+        return Curve(self.form, {k: np.array([v.value]) for k, v in self.parameters.items()})
+
+
+def fit_with_intervals(
+    form: Form, x: np.ndarray, y_SKQ: np.ndarray, rng: np.random.Generator
+) -> CurveFit:
+    """Fit the mean of all seeds, and predict the largest budget from the smaller ones.
+
+    x: [K], see `fit`. y_SKQ: pass rates by seed, budget and problem. Intervals of parameters cover
+    other seeds and other problems. The prediction interval covers other seeds only, because the
+    largest budget is measured on the same problems.
+    """
+    y_SK, y_K = y_SKQ.mean(2), y_SKQ.mean((0, 2))
+    of_seeds_SK = y_SK - y_K
+    by_problem_QK = (y_SKQ.mean(0) - y_K[:, None]).T
+    noise_NK = replicates(of_seeds_SK, rng)
+    found = fit(form, x, y_K[None])
+    wide = fit(form, x, y_K + noise_NK + replicates(by_problem_QK, rng))
+    parameters = {
+        name: Estimate.of(value[0], wide.parameters[name])
+        for name, value in found.parameters.items()
+    }
+    fitted = np.array([found.at(one)[0] for one in x[1:]])
+    rmse = float(np.sqrt(np.mean((fitted - y_K[1:]) ** 2)))
+    # The noise of the largest budget is estimated from the smaller ones, since the prediction must
+    # not use it.
+    spread = np.sqrt((of_seeds_SK[:, 1:-1] ** 2).mean(1, keepdims=True))
+    own = replicates(spread, rng)[:, 0]
+    before = fit(form, x[:-1], y_K[None, :-1]).at(x[-1])[0]
+    draws = fit(form, x[:-1], y_K[:-1] + noise_NK[:, :-1]).at(x[-1]) + own
+    predicted = Estimate.of(before, np.clip(draws, 0.0, 1.0))
+    return CurveFit(form, parameters, rmse, Prediction(predicted, float(y_K[-1])))
+
+
+def predict_size(
+    weights: np.ndarray, x: np.ndarray, y_SAK: np.ndarray, rng: np.random.Generator
+) -> Prediction:
+    """Predict the largest size at the largest budget from all budgets of the smaller sizes.
+
+    The form is log(1 - y) = a - alpha log(weights) - beta log(x), fitted by least squares. weights:
+    [A] rising. x: [K] compute without 0. y_SAK: accuracies by seed, size and budget.
+    """
+    error_SAK = np.log(np.clip(1.0 - y_SAK, 1e-3, None))
+    size_AK, compute_AK = np.meshgrid(np.log(weights), np.log(x), indexing="ij")
+    design = np.stack([np.ones(size_AK[:-1].size), size_AK[:-1].ravel(), compute_AK[:-1].ravel()])
+    solve = np.linalg.pinv(design.T)
+    target = np.array([1.0, np.log(weights[-1]), np.log(x[-1])])
+    flat_SP = error_SAK[:, :-1].reshape(len(error_SAK), -1)
+    mean_P = flat_SP.mean(0)
+    noise_NP = replicates(flat_SP - mean_P, rng)
+    spread = np.sqrt(((flat_SP - mean_P) ** 2).mean(1, keepdims=True))
+    before = 1.0 - np.exp(target @ solve @ mean_P)
+    draws = (mean_P + noise_NP) @ (target @ solve) + replicates(spread, rng)[:, 0]
+    predicted = Estimate.of(before, np.clip(1.0 - np.exp(draws), 0.0, 1.0))
+    return Prediction(predicted, float(y_SAK[:, -1, -1].mean()))
