@@ -1,4 +1,6 @@
-"""Build the parts of a run from its configuration: model, renderer, generator, verifiers, data."""
+"""Build the components of a run from its configuration: model, renderer, generator, verifiers,
+data.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,15 @@ from assay.verify.service import VerifierService
 
 PROBED_PROMPTS = 16
 THREADS_A_CORE = 16
-# A command that only evaluates stops if none of this many first completions was judged.
+# A command that only evaluates stops if none of the first completions, this many, was judged.
 GIVE_UP_AFTER = 16
 
 
 @dataclass(frozen=True)
 class Session:
-    """Opened model, renderer, generator and verifiers. actors: remote samplers, if configured."""
+    """The opened model, renderer, generator and verifiers of a run. actors: remote samplers, if
+    configured.
+    """
 
     config: TrainConfig
     loaded: LoadedModel
@@ -76,24 +80,25 @@ class Session:
 
     @property
     def sampler(self) -> Engine | Actors:
-        """The generator of this run: the rollout actors if there are any, else the local engine."""
+        """The generator of this run: the rollout actors if there are any, or else the local
+        engine."""
         return self.actors or self.generator
 
 
 def open_verifiers(
     config: TrainConfig, stack: ExitStack, *, actors: bool = False
 ) -> VerifierService:
-    """Start the verifiers before a model is loaded; ``stack`` closes the verifiers.
+    """Start the verifiers before a model is loaded; ``stack`` closes the verifiers at its end.
 
-    actors: use the configured verifier actors. Commands that open a teacher need the actors for the
-    teacher, too (`ScaleConfig.teacher_actors`).
+    actors: whether to use the configured verifier actors. Commands that open a teacher also need
+    the actors of the teacher (`ScaleConfig.teacher_actors`).
     """
     set_threads(config)
     parse_expression(config.data.verifier, "data.verifier")
     for tag, expression in config.data.verifier_by_tag.items():
         parse_expression(expression, f"data.verifier_by_tag.{tag}")
     options = verifier_options(config)
-    # Verifier workers and the actor cluster start first, so that both start while the model loads.
+    # Verifier workers and the actor cluster start first, because they start while the model loads.
     service = open_service(
         config.verification,
         config.data.verifier,
@@ -107,7 +112,9 @@ def open_verifiers(
 
 
 def set_threads(config: TrainConfig) -> None:
-    """Use the configured number of CPU threads; raises ConfigError for far too many threads."""
+    """Use the configured number of CPU threads; raises ConfigError for a number far above the core
+    count.
+    """
     threads = config.run.threads
     if threads is None:
         return
@@ -120,7 +127,7 @@ def set_threads(config: TrainConfig) -> None:
 
 
 def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
-    """Load the model and create the engine; the verifiers are already open."""
+    """Load the model and create the engine, after the verifiers were opened."""
     loaded = load_model(config.model, config.run.device, config.run.seed)
     warn_of_slow_type(loaded)
     longest = max_prompt_tokens(config, loaded)
@@ -153,32 +160,36 @@ def open_session(config: TrainConfig, verifiers: VerifierService) -> Session:
 
 
 def warn_of_slow_type(loaded: LoadedModel) -> None:
-    """Warn if the model's dtype is slower than float32 on this device; the dtype is kept."""
+    """Warn if the dtype of the model is slower than float32 on this device; the dtype is not
+    changed.
+    """
     if line := slow_type(loaded.dtype, loaded.device):
         warn(line)
 
 
 def show_sampling(generator: Any, stack: ExitStack, quiet: bool) -> SamplingWatch:
-    """Show a generator's progress on standard error until ``stack`` closes."""
+    """Show the progress of a generator on standard error until ``stack`` closes."""
     progress = stack.enter_context(closing(Progress("", quiet=quiet)))
     generator.watch = progress.sampling
     return progress.sampling
 
 
 def with_slots(config: TrainConfig, completions: int | None) -> TrainConfig:
-    """Return the configuration with a number of engine slots, by default one per completion."""
+    """Return the configuration with a number of engine slots; default: one slot per completion."""
     if config.engine.num_slots is not None:
         return config
     on_gpu = choose_device(config.run.device).type != "cpu"
-    # On a GPU, additional slots cost little time, so the default can be generous.
-    # On a CPU, the time of a step grows with every slot.
+    # On a GPU, additional slots take little time, so the default number is high.
+    # On a CPU, the time of a decoding step grows with every slot.
     slots = MOST_SLOTS if on_gpu or completions is None else min(completions, MOST_SLOTS)
     engine = config.engine.model_copy(update={"num_slots": max(1, slots)})
     return config.model_copy(update={"engine": engine})
 
 
 def fixed_words(session: Session) -> list[str]:
-    """Describe the settings that a resumed run must keep for equal results, and idle slots."""
+    """Describe the settings that a resumed run must keep to get equal results, and unused engine
+    slots.
+    """
     config, slots = session.config, session.config.engine.slots
     dtype = str(session.loaded.dtype).removeprefix("torch.")
     notes = [
@@ -198,7 +209,9 @@ def fixed_words(session: Session) -> list[str]:
 
 
 def verifier_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the verifier options; reward models default to the run's device and tokenizer."""
+    """Return the verifier options; reward models get the device and tokenizer of the run by
+    default.
+    """
     found = {name: dict(options) for name, options in config.verification.options.items()}
     for name in {"reward_model", "process_reward_model"} & found.keys():
         if config.run.device is not None:
@@ -216,11 +229,12 @@ def samples(config: TrainConfig) -> bool:
 
 
 def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -> int | None:
-    """Return the maximum prompt length, by default the context minus ``sampling.max_tokens``."""
+    """Return the maximum prompt length; default: the context length minus
+    ``sampling.max_tokens``."""
     if loaded.context_length is None:
         return config.data.max_prompt_tokens
     room = loaded.context_length - config.longest_completion
-    # Without sampling, a prompt needs no room for a completion after it: rows hold completions.
+    # Without sampling, a prompt needs no space for a completion: the rows contain completions.
     if room < 1 and not samples(config):
         return config.data.max_prompt_tokens
     if room < 1:
@@ -234,7 +248,7 @@ def max_prompt_tokens(config: TrainConfig, loaded: LoadedModel | ModelOutline) -
 
 @dataclass(frozen=True)
 class Problems:
-    """Checked training problems, held-out problems and canaries.
+    """Checked training problems, held-out problems and canaries of a run.
 
     notes: findings. audited: see `SecondCheck`.
     """
@@ -251,7 +265,8 @@ def read_problems(
     verifiers: VerifierService,
     check: Callable[[Problem], None] | None = None,
 ) -> Problems:
-    """Open the training and held-out problems; raises DataError for invalid rows or overlap.
+    """Open the training and held-out problems; raises DataError for invalid rows or overlap between
+    them.
 
     No model is needed. check: function that validates training problems; default: the check of the
     verifiers.
@@ -274,7 +289,7 @@ def read_problems(
     reader.check_names(len(train))
     parts.finish(train)
     refuse_unjudgeable(train, verifiers, "training rows")
-    # A pairwise judge has its own check of rows and uses no reward function, so none is tried.
+    # A pairwise judge checks rows itself and uses no reward function: no function is tried.
     tried = [] if check else try_row_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     canaries = read_canaries(config, verifiers)
@@ -289,7 +304,7 @@ def read_problems(
 
 
 def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable[[Problem], None]:
-    """Return a function that raises VerifierError for a training problem with no valid reward."""
+    """Return a function that raises VerifierError for a training problem without a valid reward."""
     options = config.verification.options
     for expression in (config.data.verifier, *config.data.verifier_by_tag.values()):
         refuse_measures(expression, options, "data.verifier")
@@ -307,10 +322,12 @@ def _training_check(config: TrainConfig, verifiers: VerifierService) -> Callable
 
 
 def dropped_parts(expression: str) -> tuple[str, str] | None:
-    """Return (accepted values, remedy) if step credit would ignore a term of a reward, else None.
+    """Return (accepted values, remedy) if the credit for steps would ignore a term of a reward;
+    otherwise None.
 
-    Step credit compares each step with the other steps of the group. Completion rewards compare
-    completions. No single baseline fits the sum of a step score and a completion score.
+    The credit ``steps`` compares each step with the other steps of its group. Completion rewards
+    compare completions. No single baseline fits the sum of a score of a step and a score of a
+    completion.
     """
     if all(term.weight == 0 for term in parse_expression(expression)[1:]):
         return None
@@ -321,7 +338,9 @@ def dropped_parts(expression: str) -> tuple[str, str] | None:
 
 
 def fit_problems(problems: Problems, session: Session) -> Problems:
-    """Return the problems whose prompts fit; a long prompt raises DataError or is skipped."""
+    """Return the problems whose prompts fit the context; a longer prompt raises DataError or is
+    skipped.
+    """
     heldout = fit_heldout(problems.heldout, session)
     train = keep_fitting(problems.train, session.renderer, session.config.data.on_bad_row)
     check_thinking(session.renderer, train, session.config.sampling)
@@ -335,7 +354,7 @@ def fit_problems(problems: Problems, session: Session) -> Problems:
 
 
 class Rendering(Protocol):
-    """A session with a prompt renderer: `Session`, or `SamplingSession`, which only samples."""
+    """A session that has a prompt renderer: `Session`, or `SamplingSession`, which only samples."""
 
     @property
     def config(self) -> TrainConfig:
@@ -349,14 +368,16 @@ class Rendering(Protocol):
 
 
 def fit_heldout(heldout: Sequence[Problem], session: Rendering) -> Sequence[Problem]:
-    """Apply the prompt length check of `fit_problems` to held-out problems."""
+    """Apply the check of prompt lengths (`fit_problems`) to held-out problems."""
     if not isinstance(heldout, RowSet):
         return heldout
     return keep_fitting(heldout, session.renderer, session.config.data.on_bad_row)
 
 
 def choose_algorithm(config: TrainConfig) -> Algorithm:
-    """Return the configured algorithm preset; raises ConfigError for conflicting settings."""
+    """Return the configured algorithm preset; raises ConfigError for settings that contradict each
+    other.
+    """
     settings = config.algorithm.model_dump(exclude={"name"})
     row = algorithm(config.algorithm.name, **settings, max_tokens=config.longest_completion)
     if config.rl is not None:
@@ -386,7 +407,8 @@ def choose_algorithm(config: TrainConfig) -> Algorithm:
 
 
 def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
-    """Reject mixed group sizes that are too small for the baseline or that bias the weights."""
+    """Reject different group sizes that are too small for the baseline, or that bias the
+    weights."""
     sizes = config.curriculum.group_sizes
     if sizes is None:
         return
@@ -400,11 +422,12 @@ def _check_sizes(config: TrainConfig, row: Algorithm) -> None:
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:
-    """Reject truncated sampling (top-k, top-p, min-p): the learner uses the full distribution.
+    """Reject truncated sampling (top-k, top-p, min-p), because the learner uses the full
+    distribution.
 
-    A truncated token is never sampled, so its probability could rise but never fall.
+    A truncated token is never sampled, so training could raise but never lower its probability.
     """
-    # With truncation, ratios and KL would compare the full with the truncated distribution.
+    # With truncation, ratios and KL would compare the full distribution with the truncated one.
     for key in ("top_k", "top_p", "min_p"):
         found, default = getattr(sampling, key), SamplingConfig.model_fields[key].default
         if found != default:
@@ -414,7 +437,9 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
 
 def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
-    """Reject critic settings without a critic, and a warm-up as long as the run."""
+    """Reject settings of a critic that the algorithm does not have, and a warm-up as long as the
+    run.
+    """
     if not row.has_critic:
         for key in sorted(config.critic.model_fields_set):
             value = getattr(config.critic, key)
@@ -431,10 +456,10 @@ def _check_critic(config: TrainConfig, rl: RLConfig, row: Algorithm) -> None:
 def choose_layout(
     session: Session, problems: Sequence[Problem], group_size: int, beside: Any = None
 ) -> LayoutChoice:
-    """Check that packed shared prompts match plain ones, and choose the layout for this run.
+    """Compare the tree layout with the plain layout, and choose the layout for this run.
 
-    The probe uses the lengths of the first prompts, and half of the longest completion. beside: a
-    second model, such as a teacher, that scores the policy's batches.
+    The probe uses the lengths of the first prompts, and half of the maximum completion length.
+    beside: second model that scores the policy's batches, such as a teacher.
     """
     first = [problems[n] for n in range(min(PROBED_PROMPTS, len(problems)))]
     prompts = [session.renderer.render(problem).tokens for problem in first]
@@ -442,8 +467,8 @@ def choose_layout(
     return probe_layouts(
         session.loaded.model,
         prompt_length=lengths[len(lengths) // 2],
-        # Few completions reach the limit, so half of the limit is assumed.
-        # The assumed completion length affects only the speed, not the results.
+        # Few completions reach the maximum length, so half of it is assumed.
+        # The assumed completion length affects only the speed, and not the results.
         completion_length=session.config.longest_completion // 2,
         group_size=group_size,
         beside=beside,

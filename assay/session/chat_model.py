@@ -1,4 +1,4 @@
-"""A run's model, or any other model, as the backend of a chat server."""
+"""Backend of a chat server that uses a run's model, or any other model."""
 
 from __future__ import annotations
 
@@ -29,22 +29,26 @@ PLACE = "messages"
 
 
 class ChatModel:
-    """Backend on the built-in engine: a request's prompt, thinking limits and sampling settings."""
+    """Backend of a chat server on the built-in engine: prompts, thinking limits and sampling
+    settings.
+    """
 
     def __init__(self, config: TrainConfig, engine: Engine, renderer: PromptRenderer) -> None:
         self._sampling, self._renderer = config.sampling, renderer
         self._batches = ChatBatches(engine)
         self._numbers = count()
-        # A tokenizer must not be used by two threads at once.
+        # Two threads must not use a tokenizer at the same time.
         self._rendering = threading.Lock()
 
     async def check(self, request: ChatRequest) -> ChatJob:
-        """Return the job of a request. Raises Refused for settings that the model cannot use."""
-        # A long prompt takes seconds to encode, in which the server must answer others.
+        """Return the job (prompt and settings) for a chat request. Raises Refused for settings that
+        the model does not support.
+        """
+        # Encoding a long prompt takes seconds, in which the server must answer other requests.
         return await asyncio.to_thread(self._job, request)
 
     async def reply(self, checked: ChatJob) -> ChatReply:
-        """Sample the completions of a job."""
+        """Sample the completions of a job (prompt and settings)."""
         return await self._batches.reply(checked)
 
     async def close(self) -> None:
@@ -66,9 +70,10 @@ class ChatModel:
 
 
 def sampling_of(own: SamplingConfig, request: ChatRequest) -> SamplingConfig:
-    """Return the sampling settings of a request. Raises ConfigError, or Refused for the length.
+    """Return the sampling settings of a chat request. Raises ConfigError, or Refused if the
+    requested length is too large.
 
-    A budget or an effort of the request replaces both of the run, as in training and evaluation.
+    A budget or an effort in the request replaces both of the run, as in training and evaluation.
     """
     changes: dict[str, Any] = {}
     if request.max_tokens is not None:
@@ -84,7 +89,8 @@ def sampling_of(own: SamplingConfig, request: ChatRequest) -> SamplingConfig:
 
 
 def _as_request_error(text: str) -> str:
-    """Return a configuration's error message with the keys of a request, in one line."""
+    """Return the message of a configuration error in one line, with the keys of the chat
+    request."""
     names = {"think_budget": "thinking_budget", "effort": "reasoning_effort"}
     names["max_tokens"] = "max_completion_tokens"
     for key, name in names.items():
@@ -95,7 +101,7 @@ def _as_request_error(text: str) -> str:
 def open_chat_model(
     model: str, options: SamplingOptions, slots: int
 ) -> tuple[ChatModel, TrainConfig]:
-    """Load a model, and return its backend with its settings.
+    """Load a model, and return the backend for it with its settings.
 
     Raises ConfigError for a run whose completions need tools or an environment.
     """
@@ -107,7 +113,7 @@ def open_chat_model(
         raise ConfigError(message("assay model serve", found, accepted))
     set_threads(config)
     with doing("loading the model"):
-        # A served completion is not judged, so there are no verifiers.
+        # A served completion is not judged, so no verifiers are opened.
         session = open_session(config, cast("VerifierService", None))
     renderer = PromptRenderer(
         copy.deepcopy(session.loaded.tokenizer),

@@ -1,8 +1,9 @@
-"""Sampling from the completions endpoint of an OpenAI-compatible server: token ids in and out.
+"""Sampling from the completions endpoint of a server with OpenAI's API; requests and replies have
+token ids.
 
-Assay renders the prompts, as for the built-in engine, and sends token ids, so that no template of
-the server applies. vLLM, SGLang and llama.cpp accept token ids. A first request detects which
-optional features the server supports (`Offer`).
+Assay renders the prompts as for the built-in engine and sends token ids, so that the server applies
+no template of its own. The servers vLLM, SGLang and llama.cpp accept token ids. The first request
+detects which optional features the server has (`Offer`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from assay.types import Completion, FinishReason, Floats, Problem, Prompt, Token
 
 # Seconds to wait before the second attempt of a request; each further wait is twice as long.
 BACKOFF = 0.5
-# Time limit of a request with all its attempts, as a multiple of the limit of one attempt.
+# Time limit for a request with all its attempts, as a multiple of the limit for one attempt.
 MOST_TIMES = 3.0
 # Maximum bytes of a reply: per token (text and log-probability), and for all other fields.
 BYTES_A_TOKEN, BYTES_A_REPLY = 1024, 2**20
@@ -40,9 +41,9 @@ PROBED_TOKENS = 8
 ACCEPTED = (
     "a server whose completions endpoint takes token ids, such as vLLM, SGLang or llama.cpp's"
 )
-# vLLM and SGLang read sampling defaults from generation_config.json.
+# vLLM and SGLang read defaults for sampling from generation_config.json.
 # llama.cpp has the built-in defaults top_k 40, top_p 0.95 and min_p 0.05.
-# A request overrides the defaults of the server with neutral values.
+# A request overrides these defaults of the server with neutral values.
 NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -59,10 +60,11 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Offer:
-    """Features of a server, detected by the first request.
+    """Features of a server, as detected by the first request.
 
-    extras: the server accepts request keys beyond OpenAI's. token_ids: replies contain the
-    completion's tokens. stop_reasons: replies name the stop string that ended the completion.
+    extras: whether the server accepts request keys that OpenAI's API lacks. token_ids: whether
+    replies contain the token ids of the completion. stop_reasons: whether replies name the stop
+    string that ended the completion.
     """
 
     extras: bool
@@ -72,7 +74,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Served:
-    """A model's name on a server.
+    """The name of a model on a server.
 
     context_length: context length in tokens; None if the server does not report the length.
     """
@@ -83,11 +85,10 @@ class Served:
 
 @dataclass(frozen=True)
 class ServerReply:
-    """A parsed reply of the completions endpoint.
+    """A parsed reply from the completions endpoint.
 
-    tokens, logprobs: token ids and log-probabilities; None if missing in the reply. num_tokens:
-    length of the completion. stopped_by: stop string that ended the completion; None: the
-    completion ended by itself.
+    tokens, logprobs: token ids and log-probabilities; None if the reply lacks them. num_tokens:
+    length of the completion. stopped_by: stop string that ended the completion; None if none did.
     """
 
     text: str
@@ -101,12 +102,12 @@ class ServerReply:
 
 
 class CompletionServer(ServerGenerator):
-    """Generator that samples from a server, with token ids if the server returns them.
+    """Generator that samples from a server, and gets token ids if the server returns them.
 
-    Requests ask for the sampling distribution of the configuration, not the server's defaults.
-    Greedy completions equal those of the engine if the server computes the same logits. The seed of
-    a request depends on the problem, the draw and the sibling's index. A repeated request therefore
-    gives the same completion, if the server respects seeds.
+    Requests state the configured sampling settings, so that the server's defaults do not apply.
+    Greedy completions equal those of the built-in engine if the server computes the same logits.
+    The seed of a request depends on the problem, the draw, and the index of the completion in its
+    group. A repeated request therefore gives the same completion, if the server uses the seed.
 
     Callers must call `check` before the first completion.
     """
@@ -131,8 +132,8 @@ class CompletionServer(ServerGenerator):
         """Send a first request, and raise ConfigError for settings that the server does not
         support."""
         with open_client(self._config, "completions", sampling.max_tokens) as client:
-            # Servers answer an unknown key with the status 400 or 422, or ignore the key.
-            # The second attempt has only OpenAI's keys.
+            # Servers reply to an unknown key with the status 400 or 422, or ignore the key.
+            # The second attempt of the first request has only keys of OpenAI's API.
             for extras in (True, False):
                 body = self._body(prompt, sampling, 0, extras)
                 body |= {"max_tokens": min(PROBED_TOKENS, sampling.max_tokens)}
@@ -158,15 +159,17 @@ class CompletionServer(ServerGenerator):
                 raise ConfigError(message(f"sampling.{key}", found, "none"))
 
     def _check_first(self, reply: ServerReply, prompt: Prompt) -> None:
-        """Raise ConfigError if the server changed the prompt's tokens, or has another tokenizer."""
+        """Raise ConfigError if the server changed the tokens of the prompt, or has another
+        tokenizer.
+        """
         length = len(prompt.tokens)
-        # A server that adds a BOS or applies a template would sample from another prompt.
+        # A server that adds a BOS or applies a template would sample from a different prompt.
         if reply.num_prompt is not None and reply.num_prompt != length:
             found = f"a prompt of {reply.num_prompt} tokens, where {length} were sent"
             raise ConfigError(message(self.where, found, ACCEPTED))
         if reply.tokens is None:
             return
-        # Only some servers return the end token or show special tokens: compare all variants.
+        # Only some servers return the end token or show special tokens: all variants are compared.
         decode = partial(self._outline.tokenizer.decode, clean_up_tokenization_spaces=False)
         read = [reply.tokens, reply.tokens[:-1]]
         ours = [decode(one, skip_special_tokens=skip) for one in read for skip in (True, False)]
@@ -195,7 +198,7 @@ class CompletionServer(ServerGenerator):
         length = len(prompt.tokens)
         room = sampling.max_tokens
         if self.context_length is not None:
-            # vLLM refuses a request whose prompt and max_tokens together exceed the context.
+            # vLLM refuses a request whose prompt plus max_tokens exceeds the context length.
             room = min(room, self.context_length - length)
         if room < 1:
             found, accepted = f"a prompt of {length} tokens", f"at most {self.context_length} - 1"
@@ -209,7 +212,7 @@ class CompletionServer(ServerGenerator):
             raise EndpointFailure("unavailable", "sampling was stopped", retry=False)
         reply = read_reply(body)
         assert self.offer is not None
-        # Without this error, some completions of an evaluation would have tokens and others none.
+        # Without this error, only some completions of an evaluation would have token ids.
         if self.offer.token_ids and reply.tokens is None:
             raise EndpointFailure("error", "the reply lacks the tokens, which the first one had")
         if max(reply.tokens or [0]) >= self._outline.vocabulary:
@@ -227,7 +230,7 @@ class CompletionServer(ServerGenerator):
         if reason == "eos" and (not len(tokens) or int(tokens[-1]) not in ends):
             if not ends:
                 return Completion.from_text(reply.text, name, prompt.think, len(tokens), reason)
-            # Some servers omit the end token from the reply.
+            # Some servers omit the end token of a completion from the reply.
             tokens = np.append(tokens, np.int32(ends[0]))
         behavior, sampled = _behavior(reply, tokens, sampling), np.ones(len(tokens), np.bool_)
         tokenizer = self._outline.tokenizer
@@ -244,7 +247,7 @@ class CompletionServer(ServerGenerator):
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            # Servers accept seeds of at most 63 bits.
+            # Servers accept only seeds of at most 63 bits.
             "seed": key >> 1,
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
@@ -261,11 +264,11 @@ class CompletionServer(ServerGenerator):
 
 @contextmanager
 def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterator[EndpointClient]:
-    """Open connections to an endpoint of a server, such as ``completions``.
+    """Open connections to one endpoint of a server, such as ``completions``.
 
-    longest: number of tokens of the longest reply. Raises ConfigError for an invalid URL.
+    longest: number of tokens in the longest possible reply. Raises ConfigError for an invalid URL.
     """
-    # The message omits the invalid URL, because a URL may contain a password.
+    # An invalid URL may contain a password, so the message omits the URL.
     if config.url is None or not is_url(config.url):
         raise ConfigError(f"server.url: accepted: {ADDRESS}")
     asked = Endpoint(
@@ -294,9 +297,9 @@ def open_client(config: ServerConfig, endpoint: str, longest: int = 1) -> Iterat
 
 
 def find_served(config: ServerConfig, model: ModelConfig) -> Served:
-    """Return the model's name and its context length, as the server lists them.
+    """Return the name and the context length of the model, as the server lists them.
 
-    Raises ConfigError if the server does not list the model or sends no reply.
+    Raises ConfigError if the server does not list the model, or does not reply.
     """
     where, read = f"server.url {config.url}", lambda body: body
     with open_client(config, "models") as client:
@@ -306,10 +309,10 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
             raise ConfigError(message(where, trouble.detail, ACCEPTED)) from None
     listed = _tables(said.get("data") if isinstance(said, dict) else None)
     names = {str(one.get("id")): one for one in listed}
-    # On a server, the base model's name selects the model without the adapter.
+    # On a server, the name of the base model selects the model without the adapter.
     own = model.adapter or model.path
     wanted = config.model or own
-    # A server with one model often lists it under a path or an alias.
+    # A server with a single model often lists it under a path or an alias.
     if wanted not in names and (config.model is not None or len(names) != 1):
         found = f"no model {wanted!r} among {', '.join(names) or 'none'}"
         remedy = "name one with --set server.model=NAME"
@@ -322,7 +325,7 @@ def find_served(config: ServerConfig, model: ModelConfig) -> Served:
 
 
 def read_reply(body: Any) -> ServerReply:
-    """Parse a reply with one choice. Raises EndpointFailure."""
+    """Parse a reply that has one choice. Raises EndpointFailure."""
     choices = _tables(body.get("choices") if isinstance(body, dict) else None)
     if len(choices) != 1:
         raise EndpointFailure("error", f"a reply with {len(choices)} choices: {shown(body)}")
@@ -356,10 +359,10 @@ def finish_of(reply: ServerReply) -> FinishReason:
 
 
 def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] | None]:
-    """Return the token ids and log-probabilities of a choice; None for missing fields.
+    """Return the token ids and log-probabilities of a choice; None for fields that the reply lacks.
 
-    ``token_ids`` is vLLM's. llama.cpp gives ids with its log-probabilities. Raises EndpointFailure
-    for invalid ids.
+    ``token_ids`` is vLLM's. llama.cpp returns token ids together with log-probabilities. Raises
+    EndpointFailure for invalid ids.
     """
     scored: Any = choice.get("logprobs")
     scored = cast("dict[str, Any]", scored) if isinstance(scored, dict) else {}
@@ -383,15 +386,15 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int] | None, list[float] 
 
 
 def _behavior(reply: ServerReply, tokens: Tokens, sampling: SamplingConfig) -> Floats:
-    """Return the log-probabilities under the sampled distribution; empty: unknown.
+    """Return the log-probabilities under the distribution that was sampled from; empty if unknown.
 
-    Servers report log-probabilities of the model, from before temperature and truncation.
+    Servers report log-probabilities of the model, before temperature and truncation are applied.
     """
-    # Greedy decoding takes each token with probability 1.
+    # Greedy decoding samples each token with probability 1.
     if sampling.temperature == 0:
         return np.zeros(len(tokens), np.float32)
     plain = sampling.temperature == 1 and not sampling.top_k and not sampling.min_p
-    # At temperature 1 without truncation, the model's distribution is the sampled distribution.
+    # At temperature 1 without truncation, the model's distribution is sampled unchanged.
     known = reply.logprobs is not None and len(reply.logprobs) == len(tokens)
     if not known or not plain or sampling.top_p != 1:
         return np.zeros(0, np.float32)
@@ -403,15 +406,15 @@ def _table(value: Any) -> dict[str, Any]:
 
 
 def _are_alike(one: str, other: str) -> bool:
-    """Whether two decoded texts of the same tokens are equal apart from incomplete characters.
+    """Whether two decoded texts of the same tokens are equal, apart from incomplete characters.
 
-    Servers decode the bytes of an incomplete character to a replacement character, or omit them.
+    Servers replace or omit the bytes of an incomplete character when they decode tokens.
     """
     return one.replace("\ufffd", "").strip() == other.replace("\ufffd", "").strip()
 
 
 def _tables(value: Any) -> Sequence[dict[str, Any]]:
-    """Return the objects in a JSON list; an empty list for any other value."""
+    """Return the objects in a JSON list; for any other value, return an empty list."""
     if not isinstance(value, list):
         return []
     return [one for one in cast("list[Any]", value) if isinstance(one, dict)]

@@ -1,7 +1,8 @@
-"""Consent to dangerous settings of a foreign run's configuration (docs/security.md).
+"""The user's consent to dangerous settings in another person's run configuration
+(docs/security.md).
 
-A run's configuration can name Python code to import, servers to contact and folders to write.
-A command that reads a key of this kind requires consent, unless the run is the user's own.
+A run's configuration can name Python code to import, servers to contact, and folders to write to.
+A command that reads such a key requires consent, unless the user created the run.
 """
 
 from __future__ import annotations
@@ -41,10 +42,12 @@ def open_config(
     allow: Sequence[str] = (),
     trust_run: bool = False,
 ) -> TrainConfig:
-    """Load a run's configuration; raises RunError if a setting needs a consent that was not given.
+    """Load a run's configuration; raises RunError if a setting needs consent and the user has not
+    given it.
 
-    used: keys and sections that the command reads; None: all. overrides: the user's values, which
-    replace configured values and need no consent. allow: Python names that may be imported.
+    used: configuration keys and sections that the command reads; None means all. overrides: values
+    from the user, which replace configured values and need no consent. allow: Python names that the
+    user allows to be imported.
     """
     path = config_of(run)
     config = configuration.load(path)
@@ -56,7 +59,7 @@ def open_config(
     for section in (config.model, config.teacher):
         key = f"{'model' if section is config.model else 'teacher'}.trust_remote_code"
         if section is not None and section.trust_remote_code and counts(key):
-            # Only the user may consent to remote code: a foreign run must not grant itself consent.
+            # A foreign run must not grant itself consent: only the user can allow remote code.
             remedy = f"read the model's code, then add --set {key}=true"
             accepted = "false: a run cannot grant this consent"
             raise RunError(message(f"{path} {key}", "true", accepted, remedy))
@@ -73,8 +76,8 @@ def open_config(
 
 
 def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield (key, Python name) for each setting that could do harm; the name is "" for a setting
-    that names no code."""
+    """Yield (key, Python name) for each setting that could do harm; the name is "" if the setting
+    names no code."""
     for key, source in _sources(config):
         name = python_name(source)
         # Names under `assay.` need no consent: only data sources that Assay declares can be opened.
@@ -97,19 +100,19 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if config.tools.unsafe_no_sandbox:
         yield "tools.unsafe_no_sandbox", ""
     yield from (("verification.allow", name) for name in config.verification.allow)
-    # The remote machines of a cluster receive the user's code.
+    # The other machines of a cluster receive the code of the user.
     if config.scale.num_actors and config.scale.address is not None:
         yield "scale.address", ""
-    # The teacher's server receives text and an API key.
+    # The server of the teacher receives texts and an API key.
     if config.teacher is not None and config.teacher.url is not None:
         yield "teacher.url", ""
-    # The run writes the teacher's logits to this folder.
+    # The run writes the logits of the teacher to this folder.
     if config.distill is not None and config.distill.keep is not None:
         yield "distill.keep", ""
-    # Trackers receive text and an API key; TensorBoard writes local files only.
+    # Trackers receive texts and an API key, whereas TensorBoard only writes local files.
     if {*config.log.to} - {"tensorboard"} and not config.log.offline:
         yield "log.to", ""
-    # Alerts run a command, and send text to a server.
+    # Alerts run a command, and send texts to a server.
     if config.alerts is not None:
         yield from ((f"alerts.{key}", "") for key in config.alerts.destinations)
     for verifier, powers in _POWERS.items():
@@ -120,7 +123,7 @@ def powers_of(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 
 def _sources(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Yield (key, source name) for every source that a configuration opens."""
+    """Yield (key, source name) for every data source that a configuration opens."""
     own, rows = STAGES[config.stage]
     keys = [("data", one) for one in ("train", "heldout", "canaries")]
     keys += [(own, rows), (own, "heldout"), ("tools", "corpus")]

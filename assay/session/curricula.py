@@ -1,4 +1,6 @@
-"""Create the curriculum of a run: of all problems, of a mixture, or with draws ahead."""
+"""Create the curriculum of a run: over all problems, over a mixture, or with draws ahead of their
+step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from assay.types import Problem
 
 
 def open_curriculum(problems: Sequence[Problem], config: TrainConfig) -> Draws:
-    """Create the curriculum of a run."""
+    """Create the curriculum that a run's configuration describes."""
     draws, rl, ahead = _curriculum(problems, config), config.rl, config.scale.steps_ahead
     if rl is None or not ahead:
         return draws

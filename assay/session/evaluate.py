@@ -25,27 +25,29 @@ MAX_PROBLEMS_AT_ONCE = 512
 
 
 class Judging(Protocol):
-    """An open judging session: groups are judged from the moment they are added."""
+    """An open judging session, which judges groups as soon as they are added."""
 
     def add(self, group: Group) -> None:
-        """Start judging a group without waiting for its verdicts."""
+        """Start to judge a group, without waiting for its verdicts."""
         ...
 
     def verdicts(self, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-        """Wait for the verdicts of added groups and return them."""
+        """Wait for the verdicts of all added groups, and return them."""
         ...
 
 
 class Judge(Protocol):
-    """A source of verdicts: the verifier service or a pairwise judge."""
+    """A source of verdicts: the verifier service, or a pairwise judge."""
 
     def judging(self) -> AbstractContextManager[Judging]:
-        """Open a judging session; pending judgements are canceled when the context ends."""
+        """Open a judging session; judgements that are not finished are canceled when the context
+        ends.
+        """
         ...
 
 
 def judge_groups(verifiers: Judge, groups: Sequence[Group]) -> Sequence[tuple[Verdict, ...]]:
-    """Judge complete groups; return their verdicts in the order of the groups."""
+    """Judge whole groups, and return their verdicts in the order of the groups."""
     with verifiers.judging() as own:
         judging = _JudgingReturned(own)
         for group in groups:
@@ -62,9 +64,9 @@ def sample_and_judge(
     first_sibling: int = 0,
     cutoff: OversamplingCutoff | None = None,
 ) -> tuple[list[Group], Sequence[tuple[Verdict, ...]]]:
-    """Sample one group per problem and judge it; judging overlaps with sampling.
+    """Sample one group per problem and judge the groups; judging overlaps with sampling.
 
-    cutoff: oversampling cutoff, which returns only the groups that finish first.
+    cutoff: oversampling cutoff, with which only the groups that finish first are returned.
     """
     rest = (sampling, group_size, first_sibling)
     with verifiers.judging() as own:
@@ -77,14 +79,16 @@ def sample_and_judge(
 
 
 class _JudgingReturned:
-    """Judging session for a server's groups: missing completions are *not judged*."""
+    """Judging session for groups from a server; completions that the server failed to return are
+    *not judged*.
+    """
 
     def __init__(self, judging: Judging) -> None:
         self._judging = judging
         self._returned: dict[Group, Group] = {}
 
     def add(self, group: Group) -> None:
-        """Start judging the completions of a group that the server returned."""
+        """Start to judge those completions of a group that the server returned."""
         # A verifier would judge the empty text of a failed completion as wrong.
         given = tuple(one for one in group.completions if one.failure is None)
         if len(given) < len(group.completions):
@@ -93,7 +97,7 @@ class _JudgingReturned:
             self._judging.add(self._returned.get(group, group))
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Wait for the verdicts of added groups and return them."""
+        """Wait for the verdicts of all added groups, and return them."""
         given = [self._returned.get(group, group) for group in groups]
         judged = iter(self._judging.verdicts([group for group in given if group.completions]))
         found: list[tuple[Verdict, ...]] = []
@@ -111,7 +115,7 @@ class _JudgingReturned:
 
 
 def compares_siblings(verifiers: Judge, problem: Problem) -> bool:
-    """Whether a completion's verdict may depend on its siblings."""
+    """Whether the verdict of a completion may depend on the other completions of its group."""
     ask = getattr(verifiers, "compares_siblings", None)
     return bool(ask is not None and ask(problem))
 
@@ -122,7 +126,9 @@ def same_answers(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> Sequence[Mapping[str, str]]:
-    """Return the answer candidates of each group (`candidates`); {} if the judge compares none."""
+    """Return the answer candidates of each group (`candidates`); {} if the judge cannot compare
+    answers.
+    """
     compares = getattr(verifiers, "compares", None)
     if compares is None:
         return [{}] * len(groups)
@@ -131,28 +137,28 @@ def same_answers(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Metrics of an evaluation: rates in 0..1 over problems.
+    """Metrics of an evaluation: rates between 0 and 1, as means over problems.
 
     Unjudged completions are excluded from the rates, and their number is reported. If no completion
-    was judged, a rate is NaN (None in a row), not 0.
+    was judged, a rate is NaN (None in a row) instead of 0.
 
     pass_at_1: mean over problems of the share of completions that passed. stderr: standard error of
-    pass_at_1 over problems; None for a single problem. Prefer ``interval`` for few problems, or if
-    all problems are right or all are wrong.
+    pass_at_1 over problems; None for a single problem. ``interval`` is more accurate for few
+    problems, or if all problems are right or all are wrong.
 
-    pass_at: unbiased estimate of pass@k by k. Every k uses the same problems: those with enough
-    judged completions for the largest k. The largest k is chosen so that at least half of all
-    problems have enough judged completions. pass_at_problems: number of problems over which pass_at
-    is estimated.
+    pass_at: unbiased estimates of pass@k, by k. All values of k use the same problems: those with
+    enough judged completions for the largest k. The largest k is the largest for which at least
+    half of the problems have enough judged completions. pass_at_problems: number of problems over
+    which pass_at is estimated.
 
     majority: share of problems whose most frequent answer is right; in a tie, the share of tied
     answers that are right. Answers that the verifier considers equal, such as 1/2 and 0.5, count as
-    one answer. If the verifier compares no answers, votes are counted by extracted text. majority
-    is None with one sample per problem, or if no answer was extracted.
+    the same answer. If the verifier cannot compare answers, votes are counted by the extracted
+    text. majority is None with one sample per problem, or if no answer was extracted.
 
-    by_problem: share of correct completions by problem id. by_think: pass_at_1, stderr,
+    by_problem: share of correct completions, by problem id. by_think: pass_at_1, stderr,
     num_problems and mean_tokens of each think mode, if the prompts have several modes. by_source:
-    the same metrics and by_problem for each source and think mode.
+    pass_at_1, stderr, num_problems, mean_tokens and by_problem for each source and think mode.
     """
 
     num_problems: int
@@ -173,20 +179,22 @@ class Evaluation:
     by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
 
     def as_row(self) -> dict[str, Any]:
-        """Return plain values under metric names."""
+        """Return plain values with metric names as keys."""
         row = {f"eval/{key}": value for key, value in asdict(self).items() if key != "pass_at"}
         row.update({f"eval/pass_at_{k}": rate for k, rate in self.pass_at.items() if k > 1})
         return {key: None if value != value else value for key, value in row.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values: the keys of `as_row` without the prefix and without by_problem."""
+        """Return values for JSON, with the keys of `as_row` without their prefix, and without
+        by_problem.
+        """
         row = without_problems(self.as_row())
         row = {key.removeprefix("eval/"): value for key, value in row.items()}
         return {**row, "interval": self.interval}
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval of pass_at_1; None if nothing was judged."""
+        """Wilson's 95 % interval of pass_at_1; None if no completion was judged."""
         known = self.num_problems > 0
         return share_interval(self.pass_at_1, self.num_problems, self.stderr) if known else None
 
@@ -212,7 +220,7 @@ class Evaluation:
             parts.append(f"{self.num_not_judged} not judged")
         return ", ".join(parts)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -225,14 +233,15 @@ def evaluate(
     sink: Callable[[Group, Sequence[Verdict]], None] | None = None,
     sampling_of: Callable[[Problem], SamplingConfig] | None = None,
 ) -> Evaluation:
-    """Sample ``num_samples`` completions of every problem and judge them.
+    """Sample ``num_samples`` completions of every problem, and judge them.
 
-    sink: callback for each group and its verdicts. sampling_of: returns the sampling settings of a
-    problem, as in a mixture; None: ``sampling`` applies to all problems.
+    sink: function that is called with each group and its verdicts. sampling_of: function that
+    returns the sampling settings of a problem, as for a mixture; with None, ``sampling`` applies to
+    all problems.
     """
     started = time.perf_counter()
     tally = _Tally(num_samples)
-    # Problems are sampled in chunks, so that memory stays bounded for any number of problems.
+    # Problems are sampled in chunks, so that memory is limited for any number of problems.
     for first in range(0, len(problems), MAX_PROBLEMS_AT_ONCE):
         last = min(first + MAX_PROBLEMS_AT_ONCE, len(problems))
         part = [problems[n] for n in range(first, last)]
@@ -254,7 +263,9 @@ def sample_each(
     num_samples: int,
     sampling_of: Callable[[Problem], SamplingConfig],
 ) -> tuple[list[Group], list[Sequence[Verdict]]]:
-    """Sample and judge problems in their order; problems with equal settings share a call."""
+    """Sample and judge problems in their order; problems with equal settings share a generator
+    call.
+    """
     settings = [sampling_of(problem) for problem in problems]
     found: dict[int, tuple[Group, Sequence[Verdict]]] = {}
     distinct: list[SamplingConfig] = []
@@ -273,7 +284,7 @@ def sample_each(
 def summarize(
     groups: Iterable[Group], verdicts: Iterable[Sequence[Verdict]], temperature: float = 0.0
 ) -> Evaluation:
-    """Return the metrics of judged groups; majority votes are counted by extracted text."""
+    """Return the metrics of judged groups; majority votes are counted by the extracted text."""
     groups = list(groups)
     tally = _Tally(max((len(group.completions) for group in groups), default=1))
     tally.add(groups, verdicts)
@@ -288,10 +299,10 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None = None) -> float:
-    """Return the probability that the most frequent answer is right, with ties broken at random.
+    """Return the probability that the most frequent answer is right, if ties are broken at random.
 
-    same: maps each answer to its candidate (`candidates`); other answers are compared as text.
-    Completions without an extracted answer have no vote.
+    same: map from an answer to its candidate (`candidates`); other answers are compared as text.
+    A completion without an extracted answer has no vote.
     """
     names = same or {}
     said = [(names.get(v.extracted, v.extracted), v) for v in verdicts if v.extracted is not None]
@@ -300,7 +311,7 @@ def majority_correct(verdicts: Sequence[Verdict], same: Mapping[str, str] | None
         return 0.0
     most = max(votes.values())
     leaders = {name for name, count in votes.items() if count == most}
-    # With ties broken at random, each leading answer wins with equal probability.
+    # If ties are broken at random, each of the leading answers wins with equal probability.
     right = {name for name, one in said if one.correct and name in leaders}
     return len(right) / len(leaders)
 
@@ -360,8 +371,8 @@ class _Tally:
         return self.parts[source, group.prompt.think.mode]
 
     def _pass_at(self) -> tuple[dict[int, float], int]:
-        """Return pass@k by k, and the number of problems that the estimates use."""
-        # Every k uses the same problems, because pass@k over different problems could fall with k.
+        """Return pass@k by k, and the number of problems on which the estimates are based."""
+        # pass@k over different problems could fall with k, so every k uses the same problems.
         judged_of_half = sorted(judged for judged, _ in self.counts)[len(self.counts) // 2 :]
         ks = [k for k in self.ks if judged_of_half and k <= judged_of_half[0]]
         whole = [(judged, right) for judged, right in self.counts if ks and judged >= ks[-1]]
@@ -405,7 +416,8 @@ class _Tally:
 
 @dataclass
 class _Part:
-    """Results of one source in one think mode: pass rates by problem, and completion lengths."""
+    """Results of one data source in one think mode: pass rates by problem, and completion
+    lengths."""
 
     shares: dict[str, float] = field(default_factory=dict[str, float])
     lengths: list[int] = field(default_factory=list[int])

@@ -1,4 +1,4 @@
-"""Log of an unfinished evaluation: a killed command continues without sampling again.
+"""Log of an unfinished evaluation, with which a killed command continues without sampling again.
 
     out.jsonl         the completions with their verdicts, written as they are judged
     out.jsonl.part    the log: every finished completion; removed when the command ends
@@ -41,18 +41,18 @@ _PLAIN = ("text", "finish_reason", "policy_version", "num_think_tokens")
 
 
 class EvaluationLog(AbstractContextManager["EvaluationLog"]):
-    """Finished completions of one evaluation command, by problem set and id.
+    """Finished completions of one evaluation command, by problem set and completion id.
 
-    facts: settings that the completions depend on. The file is created with the first completion
-    and removed when the context ends without an exception. Raises RunError for a file that was
-    written with other facts (settings).
+    facts: settings on which the completions depend. The log file is created with the first
+    completion, and removed when the context ends without an exception. Raises RunError if the log
+    file was written with other settings.
     """
 
     def __init__(self, out: Path, facts: Mapping[str, Any]) -> None:
         self.path = out.with_name(f"{out.name}.part")
-        # JSON turns tuples into lists, so facts are converted to compare them with those of a file.
+        # JSON turns tuples into lists, so settings are converted before they are compared.
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-        # The rows stay on disk, because there may be millions; memory holds their byte offsets.
+        # There may be millions of rows, so memory has only their byte offsets in the file.
         self._places: dict[tuple[str, str], int] = {}
         self._size = 0
         self._file: BinaryIO | None = None
@@ -73,7 +73,7 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
             say(f"note: {saved}; the same command goes on from there")
 
     def find(self, part: str, name: str, prompt: Prompt) -> Completion | None:
-        """Return a logged completion; None if it is not logged, or had a different prompt."""
+        """Return a logged completion; None if it is not logged or had a different prompt."""
         if (place := self._places.get((part, name))) is None:
             return None
         file = self._opened()
@@ -92,15 +92,15 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
         file, line = self._opened(), f"{json.dumps(row)}\n".encode()
         file.seek(self._size)
         file.write(line)
-        # Flushed for each completion, because a killed process loses its buffers.
+        # A killed process loses its buffers, so the file is flushed after each completion.
         file.flush()
         self._size += len(line)
 
     def _opened(self) -> BinaryIO:
         if self._file is None:
-            # The file is opened without a `with` block, because `__exit__` closes the file.
+            # `__exit__` closes the file, so it is opened without a `with` block.
             self._file = open(self.path, "r+b" if self._size else "w+b")  # noqa: SIM115
-            # A kill may leave an incomplete last line, which must be cut off before the next write.
+            # A kill may leave an incomplete last line, which is cut off before the next write.
             self._file.truncate(self._size)
         return self._file
 
@@ -123,9 +123,9 @@ class EvaluationLog(AbstractContextManager["EvaluationLog"]):
 
 
 class ResumableGenerator(GeneratorWrapper):
-    """Wrapper of a generator that logs each completion, and samples only missing ones.
+    """Wrapper of a generator, which logs each completion and samples only those that are missing.
 
-    part: name of the problem set; ids are unique only within one problem set.
+    part: name of the problem set; completion ids are unique only within one problem set.
     """
 
     def __init__(self, generator: Any, log: EvaluationLog, part: str = "") -> None:
@@ -143,7 +143,7 @@ class ResumableGenerator(GeneratorWrapper):
     ) -> list[Group]:
         """Return one group per problem.
 
-        A completion that a server failed to return is not logged and is sampled again.
+        A completion that a server failed to return is not logged, so it is sampled again.
         """
         prompts = {problem.group_id: self._render(problem) for problem in problems}
         numbers = range(first_sibling, first_sibling + group_size)
@@ -176,7 +176,7 @@ class ResumableGenerator(GeneratorWrapper):
         prompts: Mapping[str, Prompt],
         ended: Callable[[Group], None],
     ) -> None:
-        """Sample the missing siblings of each problem, and finish the groups."""
+        """Sample the missing completions of each problem, and complete the groups."""
 
         def keep(group: Group) -> None:
             for one in group.completions:
@@ -189,8 +189,8 @@ class ResumableGenerator(GeneratorWrapper):
             self.generator.generate(problems, sampling, len(numbers), numbers.start, keep)
             return
         fresh: dict[str, Completion] = {}
-        # Missing siblings are sampled one by one: a kill may leave gaps anywhere in a group.
-        # A single generator call can sample only consecutive siblings.
+        # A kill may leave gaps anywhere in a group, so missing completions are sampled one by one.
+        # A single generator call can only sample completions with consecutive indices.
         for number in lacking:
             for group in self.generator.generate(problems, sampling, 1, number, keep):
                 fresh |= {one.id: one for one in group.completions}
@@ -201,21 +201,21 @@ class ResumableGenerator(GeneratorWrapper):
             ended(Group(problem, prompt, tuple(siblings)))
 
     def _there(self, problem: Problem, prompt: Prompt, numbers: range) -> dict[int, Completion]:
-        """Return a problem's logged completions by sibling index."""
+        """Return the logged completions of a problem, by index in the group."""
         names = {n: f"{problem.group_id}/{n}" for n in numbers}
         found = {n: self.log.find(self.part, name, prompt) for n, name in names.items()}
         return {n: one for n, one in found.items() if one is not None}
 
 
 def resumable(generator: Generator, log: EvaluationLog | None, part: str = "") -> Generator:
-    """Wrap a generator in a `ResumableGenerator`; without a log, return it unchanged."""
+    """Wrap a generator in a `ResumableGenerator`; without a log, return the generator unchanged."""
     return generator if log is None else ResumableGenerator(generator, log, part)
 
 
 def settings_of(config: TrainConfig, sampling: SamplingConfig, num_samples: int) -> dict[str, Any]:
-    """Return the settings that completions depend on, apart from their prompts.
+    """Return the settings on which completions depend, apart from their prompts.
 
-    The number of actors is not included, because it changes no completion.
+    The number of actors does not change any completion, so it is not included.
     """
     server = config.server
     facts: dict[str, Any] = {
@@ -234,13 +234,14 @@ def settings_of(config: TrainConfig, sampling: SamplingConfig, num_samples: int)
 
 
 def digest_of(prompt: Prompt) -> str:
-    """Return a hash of a prompt's tokens and think mode."""
+    """Return a hash of the tokens and the think mode of a prompt."""
     text = f"{prompt.think.mode} ".encode() + prompt.tokens.tobytes()
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _weights(config: TrainConfig) -> list[list[Any]]:
-    """Return name, size and time of change of each weight file, to detect retrained weights."""
+    """Return the name, size and modification time of each weight file, to detect retrained
+    weights."""
     source, adapter = find_parts(config.model)
     folders = [Path(source.place), *([adapter] if adapter else [])]
     files = [file for folder in folders for kind in WEIGHTS for file in sorted(folder.glob(kind))]
@@ -275,7 +276,7 @@ def _completion(row: Mapping[str, Any], prompt: Prompt) -> Completion:
 
 
 def _difference(before: Any, now: Any, key: str = "") -> str:
-    """Return the first difference between two JSON values, by its dotted key."""
+    """Return the first difference between two JSON values, with its dotted key."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in [*now, *before]:
             if before.get(name) != now.get(name):

@@ -1,4 +1,4 @@
-"""Judge completions and red-team verifiers, without a model."""
+"""Judge completions and try reward hacks on verifiers, without a model."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def judge(
     options: Options | None = None,
     allow: Sequence[str] = (),
 ) -> Table:
-    """Judge completions; return a table with one verdict per row, in order.
+    """Judge completions; return a table that has one verdict per row, in order.
 
         verdicts = assay.judge([{"completion": "3+5 is \\\\boxed{8}", "answer": "8"}], "math")
         verdicts["reward"], verdicts["status"]
         assay.judge("completions.jsonl", "math + think_format*0.1").to_pandas()
 
-    completions: rows, or a file of rows. Each row has a ``completion`` and the keys that its
-    verifier reads, such as ``answer``. verifier: verifier of rows that name no verifier; a name, a
-    sum, ``package.module:function`` or a function. num_workers: worker processes. deadline: seconds
-    per completion. options: options by verifier name, such as ``{"math": {"tolerance": 0.01}}``.
-    allow: Python code that rows may name as their verifier.
+    completions: rows, or a file of rows. Each row has a ``completion``, and the keys that its
+    verifier reads, such as ``answer``. verifier: verifier of rows that name none: a name, a sum,
+    ``package.module:function`` or a function. num_workers: worker processes. deadline: seconds per
+    completion. options: options by verifier name, such as ``{"math": {"tolerance": 0.01}}``. allow:
+    names of Python functions that rows may name as their verifier.
 
     Columns: id, score, reward, components, status, reason, extracted, detail, verifier, seconds. A
     verdict that is ``not_judged`` has no score and no reward. Raises DataError for an unreadable
@@ -61,25 +61,27 @@ def judged_rows(
     service: VerifierService | None = None,
     **settings: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `judge` one by one, so that a file can have any number of rows.
+    """Yield the verdict rows of `judge` one by one, so that a file can have any number of rows.
 
-    settings: arguments of the `VerifierService` that is created if ``service`` is None. Raises
-    DataError (``file.jsonl:12 key: ...``) at the first malformed row, after the verdicts of all
-    earlier rows.
+    settings: arguments for the `VerifierService` that is created if ``service`` is None. Raises
+    DataError (``file.jsonl:12 key: ...``) at the first malformed row, after yielding the verdicts
+    of all earlier rows.
     """
-    # An id is forgotten when its verdict arrives: memory must not grow with the rows of a file.
+    # Memory must not grow with the file, so an id is removed when its verdict arrives.
     ids: dict[int, str] = {}
     failure: list[DataError] = []
 
     def pairs(service: VerifierService) -> Iterator[tuple[Problem, Completion]]:
-        """Read rows ahead of the verdicts; stop at a malformed row and record its error."""
+        """Read rows before their verdicts are needed; stop at a malformed row, and record its
+        error.
+        """
         try:
             for number, (problem, completion) in enumerate(_read(completions)):
                 check_spec(problem, service.check_problem)
                 check_spec(problem, partial(refuse_siblings, service))
                 ids[number] = problem.id
                 yield problem, completion
-        # The error is raised later, because verdicts of rows before the malformed row come first.
+        # The verdicts of rows before a malformed row come first, so its error is raised later.
         except DataError as error:
             failure.append(error)
 
@@ -95,7 +97,9 @@ def judged_rows(
 
 
 def refuse_siblings(service: VerifierService, problem: Problem) -> None:
-    """Raise VerifierError if a row's verifier compares siblings: rows are judged one by one."""
+    """Raise VerifierError if a row's verifier compares completions of a group, because rows are
+    judged one by one.
+    """
     if names := service.compares_siblings(problem):
         found = "a verifier that compares the completions of one problem"
         accepted = "a verifier of single completions: rows are judged one by one"
@@ -129,10 +133,12 @@ def redteam(
         result.held  # True if no hack was accepted and the honest control passed
         result.findings  # each failed case
 
-    problems: sources or rows to attack; None: the problems of the suite. suite: name of the attack
-    suite; None: the suite that fits the verifier. key: key of the expected answer in your rows.
+    problems: sources or rows to attack; None: the problems of the suite. suite: name of the suite
+    of attacks; None selects the suite that fits the verifier. key: key of the expected answer in
+    the rows.
 
-    The other parameters are those of `judge`. Raises VerifierError or DataError for invalid input.
+    The other parameters of this function are those of `judge`. Raises VerifierError or DataError
+    for invalid input.
     """
     return red_team(
         expression_of(verifier),
@@ -147,10 +153,10 @@ def redteam(
 
 @doing("starting the verifiers")
 def open_service(settings: VerificationConfig, expression: str, **more: Any) -> VerifierService:
-    """Start the verifiers of a configuration.
+    """Start the verifiers that a configuration names.
 
-    expression: verifier of rows that name no verifier. more: further arguments of
-    `VerifierService`; an ``allow`` among them extends the configured one.
+    expression: verifier for rows that name no verifier. more: further arguments of
+    `VerifierService`; ``allow`` extends the configured value.
     """
     how = {
         "num_workers": settings.num_workers,
@@ -164,7 +170,8 @@ def open_service(settings: VerificationConfig, expression: str, **more: Any) -> 
 
 
 def expression_of(verifier: Named) -> str:
-    """Return a verifier's expression: of a function, the name under which workers can import it."""
+    """Return a verifier's expression; for a function, the name under which workers can import
+    it."""
     if isinstance(verifier, str):
         return verifier
     module, name = getattr(verifier, "__module__", ""), getattr(verifier, "__qualname__", "")

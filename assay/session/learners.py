@@ -1,4 +1,4 @@
-"""Build a learner of one process from its configuration and model."""
+"""Build the learner of one process, from the configuration and the model."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def rl_learner(
     layout: LayoutChoice,
     teacher_of: Callable[[LoadedModel], AnyTeacher] | None = None,
 ) -> PolicyLearner:
-    """Return the RL learner of one process.
+    """Return the learner for RL in one process.
 
-    row: algorithm preset that `for_generator` returned. teacher_of: function that returns the
-    teacher beside this policy.
+    row: algorithm preset that the function `for_generator` returned. teacher_of: function that
+    returns the teacher for the policy.
     """
     rl = config.rl
     assert rl is not None
@@ -72,7 +72,7 @@ def preference_learner(
     layout: LayoutChoice,
     keep_reference: bool = False,
 ) -> PreferenceLearner:
-    """Return the preference learner of one process."""
+    """Return the learner for preferences in one process."""
     passes = make_passes(config, loaded, steps, layout.layout, layout.lean, ranks=ranks)
     return PreferenceLearner(passes, row, keep_reference)
 
@@ -86,7 +86,7 @@ def make_passes(
     temperature: float = 1.0,
     ranks: Ranks = ALONE,
 ) -> Passes:
-    """Return the forward/backward runner of a model that is trained.
+    """Return the runner of the forward and backward passes of a trained model.
 
     layout, lean: results of `assay.model.probe` for this model. temperature: sampling temperature;
     1 in stages that do not sample.
@@ -112,7 +112,9 @@ def make_passes(
 
 
 def shards_of(loaded: LoadedModel, ranks: Ranks) -> Shards:
-    """Return the shards of a model. Rank 0 keeps the loaded model, from which it samples."""
+    """Return the shards of a model's weights. Rank 0 keeps the whole loaded model, from which it
+    samples.
+    """
     if hasattr(loaded.model, "disable_adapter"):
         found = f"true with the adapters of {loaded.name}"
         raise ConfigError(message("scale.shard", found, "false, or a model without adapters"))
@@ -122,7 +124,7 @@ def shards_of(loaded: LoadedModel, ranks: Ranks) -> Shards:
 
 
 def rate_words(config: TrainConfig, model: Any) -> str:
-    """Format the peak learning rate, and whether it is configured or a default."""
+    """Format the peak learning rate, and whether it was configured or is a default."""
     rate = peak_learning_rate(config.optimizer, config.stage, model)
     if config.optimizer.learning_rate is not None:
         return f"{rate:g}, as configured"
@@ -131,5 +133,7 @@ def rate_words(config: TrainConfig, model: Any) -> str:
 
 
 def num_updates(rl: RLConfig) -> int:
-    """Return the number of optimizer steps of a run: the length of the learning-rate schedule."""
+    """Return the number of optimizer steps of a run, which is the length of the learning-rate
+    schedule.
+    """
     return rl.steps * rl.epochs * rl.num_minibatches

@@ -1,4 +1,6 @@
-"""Refuse measures as rewards: some verifiers, such as the trace monitor, must not earn reward."""
+"""Refuse some verifiers, such as the trace monitor, as rewards, because they are only meant to
+measure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from assay.verify.service import Options
 
 
 def refuse_measures(expression: str, options: Options, where: str) -> None:
-    """Raise VerifierError if a measure-only verifier has a weight other than 0 in a reward."""
+    """Raise VerifierError if a verifier that may only measure has a weight other than 0 in a
+    reward.
+    """
     for number, term in enumerate(parse_expression(expression)):
         for name in term.names:
             bare = name.partition("@")[0]

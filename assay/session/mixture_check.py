@@ -14,7 +14,7 @@ from assay.types import Problem
 class PartCheck:
     """Counts the rows of each mixture part; raises DataError for a row that belongs to no part.
 
-    trains: whether the rows are training problems; otherwise they are held-out problems.
+    trains: whether the rows are training problems or held-out problems.
     """
 
     def __init__(self, config: TrainConfig, trains: bool = True) -> None:
@@ -25,7 +25,7 @@ class PartCheck:
         self._counts = dict.fromkeys(self._parts, 0)
 
     def check(self, problem: Problem) -> None:
-        """Count a row; raise DataError with the row's location if it belongs to no part."""
+        """Count a row; raise DataError, with the row's location, if the row belongs to no part."""
         if not self._parts:
             return
         name, key = part_of(self._parts, problem.tags), "train" if self._trains else "heldout"
@@ -41,20 +41,22 @@ class PartCheck:
         self._counts[name] += 1
 
     def finish(self, rows: Sequence[Problem]) -> None:
-        """Raise ConfigError for a part without rows. Call it after `check` for all rows."""
+        """Raise ConfigError for a mixture part that has no rows. This method must be called after
+        `check` was called for all rows.
+        """
         if self._parts and sum(self._counts.values()) < len(rows):
-            # Rows that are generated on demand were not read when they were loaded.
+            # Rows that are generated on demand were not read when their source was opened.
             self._counts = dict.fromkeys(self._parts, 0)
             for index in range(len(rows)):
                 self.check(rows[index])
         for name, part in self._parts.items():
             if self._counts[name] or not (part.weight if self._trains else not part.weight):
                 continue
-            # A recipe is checked before its first stage runs. The check omits sources that an
-            # earlier stage will make, so the part's rows do not exist yet.
+            # A recipe is checked as a whole before its first stage runs.
+            # Rows of sources that an earlier stage will make do not exist yet, so they are skipped.
             if not self._sources.issuperset(part.train if self._trains else part.heldout):
                 continue
-            # The first rows of all sources together may contain no row of the part.
+            # The first rows of all sources together may contain no row of a given mixture part.
             if self._is_cut:
                 continue
             if self._trains:

@@ -1,4 +1,6 @@
-"""Pairwise judge: verdicts from comparisons between siblings, for problems without a checker."""
+"""Pairwise judge: verdicts from comparisons of the completions of a group, for problems without a
+checker.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ AT_ONCE = 8
 
 
 class PairwiseVerifiers:
-    """Judges groups by comparing every pair of siblings in both orders.
+    """Judges groups by comparing every pair of completions in both orders.
 
-    A completion's score is its win rate over the judged comparisons; a tie counts half. A
-    completion without any judged comparison gets the verdict *not judged*. options: options of
-    ``[verification.options.judge]``. Cost: group_size (group_size - 1) requests per group.
+    The score of a completion is its win rate over the judged comparisons; a tie counts half. A
+    completion without a judged comparison gets the verdict *not judged*. options: options of
+    ``[verification.options.judge]``. Judging a group takes group_size (group_size - 1) requests.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -31,15 +33,17 @@ class PairwiseVerifiers:
 
     @contextmanager
     def judging(self) -> Generator[PairwiseJudging]:
-        """Open a session that compares the completions of each added group."""
+        """Open a session, which compares the completions of each added group."""
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pairwise") as pool:
             yield PairwiseJudging(pool, self._compare)
 
     def check_problem(self, problem: Problem) -> None:
-        """Accept any problem: siblings are compared with each other, not with an answer."""
+        """Accept any problem, because completions are compared with each other and not with an
+        answer.
+        """
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Return the name, version and hash of the pairwise judge."""
+        """Return the name, the version and the hash of the pairwise judge."""
         digest = hashlib.sha256(repr((PAIRWISE, sorted(self.options.items()))).encode()).hexdigest()
         return {"pairwise": {"version": 1, "hash": digest}}
 
@@ -48,21 +52,21 @@ class PairwiseVerifiers:
 
 
 class PairwiseJudging:
-    """A pairwise judging session; comparisons start when a group is added."""
+    """A judging session that starts the comparisons of a group when the group is added."""
 
     def __init__(self, pool: Executor, compare: Callable[..., Comparison]) -> None:
         self._pool, self._compare = pool, compare
         self._asked: dict[Group, dict[tuple[int, int], Future[Comparison]]] = {}
 
     def add(self, group: Group) -> None:
-        """Start comparing every pair of siblings."""
+        """Start to compare every pair of completions of a group."""
         self._asked[group] = {
             pair: self._pool.submit(self._compare, group.problem, *_both(group, pair))
             for pair in combinations(range(len(group.completions)), 2)
         }
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Wait for all comparisons of added groups and return the verdicts."""
+        """Wait for all comparisons of the added groups, and return the verdicts."""
         return [
             verdicts_of(
                 len(group.completions),
@@ -79,12 +83,12 @@ def _both(group: Group, pair: tuple[int, int]) -> tuple[Completion, Completion]:
 def verdicts_of(
     num_completions: int, comparisons: Mapping[tuple[int, int], Comparison]
 ) -> tuple[Verdict, ...]:
-    """Return one verdict per completion from the pairwise comparisons of a group."""
+    """Return one verdict per completion, from the pairwise comparisons of a group."""
     points: list[list[float]] = [[] for _ in range(num_completions)]
     failures: list[list[Comparison]] = [[] for _ in range(num_completions)]
     for (first, second), comparison in comparisons.items():
         if comparison.points is None:
-            # A failed comparison is no loss, because it says nothing about either completion.
+            # A failed comparison says nothing about either completion, so it is no loss.
             failures[first].append(comparison)
             failures[second].append(comparison)
         else:

@@ -1,4 +1,4 @@
-"""Move sampling from the local engine to rollout actors or vLLM."""
+"""Let rollout actors or vLLM sample instead of the local engine."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Make = Callable[[TrainConfig, LoadedModel, Ranks], Any]
 
 
 def on_actors(session: Session, stack: ExitStack) -> Session:
-    """Replace the session's engine by actors or vLLM, if the configuration names one of them."""
+    """Replace the engine of the session by actors or vLLM, if either is configured."""
     config, loaded, engine = session.config, session.loaded, session.generator
     scale, facts = config.scale, _facts(session)
     as_sent = partial(merged, model=loaded.model) if facts is not None else _as_it_is
     if scale.rollout_actors is None:
         if facts is None:
             return session
-        # vLLM starts child processes, which the mark identifies if the command is killed.
+        # vLLM starts child processes, which carry a mark so that they end with a killed command.
         mark = WorkerMark(new_family(), "vllm")
         stack.enter_context(watched(mark))
         vllm = VllmEngine(
@@ -77,7 +77,8 @@ def on_actors(session: Session, stack: ExitStack) -> Session:
 
 
 def model_elsewhere(settings: ModelConfig, loaded: LoadedModel) -> ModelConfig:
-    """Return the model's settings for a process in another working directory: absolute paths."""
+    """Return the model's settings with absolute paths, for a process in another working
+    directory."""
     dtype = str(loaded.dtype).removeprefix("torch.")
     model = {**settings.model_dump(), "dtype": dtype}
     for key in ("path", "tokenizer", "adapter"):
@@ -96,16 +97,16 @@ def open_learner_ranks(
     stack: ExitStack,
     load: Callable[[TrainConfig, str], LoadedModel] = _load_policy,
 ) -> Ranks:
-    """Start the configured learner ranks beside this process, which is rank 0.
+    """Start the configured learner ranks in addition to this process, which is rank 0.
 
-    loaded: the model of rank 0. make: function that builds the learner of another rank. load:
-    function that loads the model of another rank, from configuration and device.
+    loaded: the loaded model of rank 0. make: function that builds the learner of another rank.
+    load: function that loads the model of another rank, from a configuration and a device.
     """
     if not config.scale.num_followers:
         return ALONE
     device = loaded.device.type
     if device != "cpu" or config.scale.gpus_per_actor:
-        # Ray does not see that this process uses a GPU, and would give that GPU to another rank.
+        # Ray does not know that this process uses a GPU, and would give this GPU to another rank.
         found = f"{config.scale.learner_ranks} on {device if device != 'cpu' else 'GPUs'}"
         accepted = "1 on a GPU: several ranks are supported on CPUs only"
         raise ConfigError(message("scale.learner_ranks", found, accepted))
@@ -133,7 +134,7 @@ def _build_rank(
 
 
 def _facts(session: Session) -> ModelFacts | None:
-    """Return the model facts that vLLM needs; None for other generators."""
+    """Return the facts about the model that vLLM needs; None for other generators."""
     if session.config.scale.generator != "vllm":
         return None
     loaded = session.loaded
@@ -147,7 +148,9 @@ def _facts(session: Session) -> ModelFacts | None:
 
 
 def _device(session: Session) -> str:
-    """Return the type of the device that samples: ``cpu``, ``cuda`` or another torch type."""
+    """Return the type of the device that samples: ``cpu``, ``cuda`` or another device type of
+    torch.
+    """
     scale = session.config.scale
     if scale.rollout_actors is None:
         return session.loaded.device.type
@@ -159,6 +162,6 @@ def _as_it_is(weights: Weights) -> Weights:
 
 
 def absolute(place: str) -> str:
-    """Return the absolute path of an existing file; return any other name unchanged."""
+    """Return the absolute path of an existing file; any other name is returned unchanged."""
     path = Path(place).expanduser()
     return str(path.resolve()) if path.exists() else place

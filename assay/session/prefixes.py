@@ -1,4 +1,4 @@
-"""Prompts that end with a prefix of a completion, so that a generator continues the completion."""
+"""Prompts followed by a prefix of a completion, so that a generator continues the completion."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ PREFIX = "step_prefix"
 
 
 class PrefixRenderer:
-    """Renders a problem's prompt followed by the prefix of its completion."""
+    """Renders the prompt of a problem, followed by the prefix of a completion."""
 
     def __init__(self, renderer: PromptRenderer) -> None:
         self.renderer = renderer
 
     def __call__(self, problem: Problem) -> Prompt:
-        """Render the prompt and the prefix. Raises DataError if the prompt is too long."""
+        """Render a prompt and the prefix of its completion. Raises DataError if prompt and prefix
+        are too long.
+        """
         prompt = self.renderer.render(problem)
         prefix: Any = problem.spec.get(PREFIX)
         if prefix is None or not len(prefix):

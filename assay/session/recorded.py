@@ -17,12 +17,13 @@ Judged = tuple[Group, Sequence[Verdict]]
 def recorded_groups(
     config: TrainConfig, log: RolloutLog, steps: Sequence[int] | None = None
 ) -> Iterator[tuple[int, list[Judged] | None]]:
-    """Yield (step, groups with verdicts) of a run; None instead of groups for an unreadable shard.
+    """Yield (step, groups with verdicts) of a run; for an unreadable shard, None replaces the
+    groups.
 
-    steps: steps to read; None: all. If the sources no longer contain a problem, the problem of its
-    group has an empty id.
+    steps: training steps to read; None means all. If the sources no longer contain the problem of a
+    group, the problem in the group has an empty id.
     """
-    # The log holds no answers, so the problems are read from the run's sources.
+    # The log has no answers, so the problems are read again from the run's sources.
     wanted: set[str] = set()
     steps = log.steps() if steps is None else steps
     for step in steps:

@@ -44,7 +44,7 @@ class TrainResult:
 
     @property
     def finished(self) -> bool:
-        """Whether the run completed, without an interrupt or a time limit."""
+        """Whether the run completed all steps, without an interrupt or a time limit."""
         return self.ended.startswith("finished")
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,14 +52,16 @@ class TrainResult:
         return asdict(self)
 
     def accuracy(self, when: str, temperature: float) -> float:
-        """Return the accuracy ``before`` or ``after`` at a temperature. Raises KeyError."""
+        """Return the held-out accuracy ``before`` or ``after`` the run at a temperature. Raises
+        KeyError.
+        """
         for row in getattr(self, when):
             if row.get("eval/temperature") == temperature:
                 return row["eval/pass_at_1"]
         raise KeyError(f"no evaluation {when} at temperature {temperature}")
 
     def gain(self, temperature: float) -> Gain | None:
-        """Return the gain in held-out accuracy at a temperature; None if it is unknown."""
+        """Return the gain in held-out accuracy at a temperature; None if the gain is unknown."""
         found = zip(self.before, self.gains, strict=False)
         return next((one for row, one in found if row.get("eval/temperature") == temperature), None)
 
@@ -83,12 +85,12 @@ class TrainResult:
                 lines.append(f"  with think {mode}: {rates[0]} before, {rates[1]} after")
         lines += [f"checkpoint: {self.checkpoint}", f"report: {self.report}"]
         if self.ended != "finished":
-            # With unchanged patience, early stopping would end the resumed run at once.
+            # With the same patience, early stopping would end the resumed run immediately.
             more = " --set evaluation.patience=" if self.ended == FINISHED_EARLY else ""
             lines.append(f"continue with: assay train --resume {self.run}{more}")
         return lined(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
@@ -99,7 +101,7 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 
 def read_result(folder: Path) -> TrainResult:
-    """Read the outcome of a run from its directory."""
+    """Read the outcome of a run from the run directory."""
     run = load_run(folder)
     moments = [row["step"] for row in run.evaluations] or [0]
     checkpoints = sorted((folder / "checkpoints").glob("step-*"))
@@ -155,14 +157,14 @@ class SampleResult:
             lines += [one_line(f"--- {', '.join(facts)} ---"), sample["completion"]]
         return escaped("\n".join(lines))
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__
 
 
 def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[str, Any]:
-    """Return a completion with its verdict as plain values.
+    """Return a completion and its verdict as plain values.
 
-    verdict: the completion's verdict; None if the completion was not judged.
+    verdict: verdict of the completion; None if there is none.
     """
     completion = group.completions[index]
     return {
@@ -182,19 +184,21 @@ def describe_sample(group: Group, index: int, verdict: Verdict | None) -> dict[s
 
 
 def sample_lines(group: Group, verdicts: Sequence[Verdict], **columns: Any) -> Iterator[str]:
-    """Yield JSON lines with the spec of the problem, so that ``assay verify`` can judge them."""
+    """Yield JSON lines that include the spec of the problem, so that ``assay verify`` can judge
+    them.
+    """
     for index, verdict in enumerate(verdicts):
         row = {**group.problem.spec, **describe_sample(group, index, verdict), **columns}
-        # A spec may come from a Parquet file and hold dates, which JSON writes as text.
+        # A spec from a Parquet file may contain dates, which are written to JSON as text.
         yield json.dumps(row, default=str) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """Preview of a run: one sample, the plan, estimated memory and time.
+    """Preview of a run: one sample, the plan, and estimated memory and time.
 
-    expected: duration, estimated from this machine's rates, not from a measured step; None for a
-    stage without an estimate.
+    expected: time of the run, estimated from the rates of this machine and not from a measured
+    step; None for a stage without an estimate.
     """
 
     sample: SampleResult
@@ -204,7 +208,7 @@ class DryRun:
 
     @property
     def complaint(self) -> str | None:
-        """Error message of the verifier, if the verifier failed on the sampled completion."""
+        """Error message of the verifier, if it failed on the sampled completion."""
         (one,) = self.sample.samples
         if one["reason"] not in ("error", "timeout"):
             return None
@@ -225,5 +229,5 @@ class DryRun:
             lines += [f"warning: {self.expected.warning}"] if self.expected.warning else []
         return "\n".join(lines)
 
-    # Notebooks display an object by its repr, so the repr is the text for people.
+    # Notebooks show the repr of an object, so the repr is the text for people.
     __repr__ = __str__

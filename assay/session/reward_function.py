@@ -1,4 +1,4 @@
-"""Reward functions for other trainers, such as TRL and verl, from Assay's verifiers."""
+"""Reward functions from Assay's verifiers for other trainers, such as TRL and verl."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ GIVE_UP_AFTER = 64
 OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """Keyword arguments that TRL passes in addition to the columns of the data set."""
 SHOWN_COLUMNS = 12
-# Value types that rows can hold; columns of other types, such as images, are ignored.
+# Types of values in rows; columns with other types, such as images, are ignored.
 _PLAIN = (str, int, float, list, tuple, Mapping)
 
 
 class RewardFunction:
-    """A reward function for other trainers, created by `reward`.
+    """A reward function for other trainers, which the function `reward` creates.
 
-    A call has TRL's signature: prompts, completions and columns. `verl` has verl's signature.
-    `judge` returns full verdicts. Instances are thread-safe and can be pickled. Verifiers run in
-    worker processes, which end when the instance is garbage-collected.
+    Calls have the signature of TRL's reward functions: prompts, completions and columns. `verl` has
+    verl's signature. `judge` returns full verdicts. Instances can be used by several threads, and
+    can be pickled. Verifiers run in worker processes, which end when the instance is
+    garbage-collected.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class RewardFunction:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """Return the reward of each completion for TRL; None for a completion that is not judged.
+        """Return the reward of each completion for TRL; None for a completion that was not judged.
 
-        prompts, completions: texts, or chat messages. columns: columns of the data set with one
-        value per completion, which become keys of the completion's row.
+        prompts, completions: texts, or lists of chat messages. columns: columns of the data set
+        with one value per completion, which become keys of the completion's row.
         """
         size = len(completions)
         trl_columns = {key: columns.pop(key, None) for key in OF_TRL}
@@ -88,7 +89,8 @@ class RewardFunction:
     ) -> dict[str, float]:
         """Return ``score``, ``acc`` and ``judged`` of one completion, for verl's reward managers.
 
-        ground_truth: the answer, or several keys of the row. extra_info: further keys of the row.
+        ground_truth: expected answer, or a dict with several keys of the row. extra_info: further
+        keys of the row.
 
         verl requires a number: if ``judged`` is 0.0, ``score`` is the configured value
         ``not_judged``.
@@ -98,7 +100,7 @@ class RewardFunction:
         row = {**(extra_info or {}), **gold}
         row = {key: value for key, value in row.items() if key not in ("prompt", "id", "tags")}
         row = {**row, **{new: row.pop(old) for old, new in columns.items() if old in row}}
-        # verl passes no prompt to a reward function, so the problem gets a placeholder prompt.
+        # verl passes no prompt to a reward function, so the problem has a placeholder as prompt.
         (verdict,) = self.judge(["(not given)"], [solution_str], [row])
         reward = self.not_judged if verdict.reward is None else verdict.reward
         found = {"score": reward, "acc": verdict.correct, "judged": verdict.judged}
@@ -107,17 +109,17 @@ class RewardFunction:
     def judge(
         self, prompts: Sequence[Any], completions: Sequence[Any], rows: Sequence[Mapping[str, Any]]
     ) -> list[Verdict]:
-        """Return the verdicts of completions, each with its prompt and its row's keys.
+        """Return the verdicts of completions, each of which has a prompt and the keys of its row.
 
-        Adjacent completions with the same prompt and row form a group, for verifiers that compare
-        siblings. A completion whose row lacks a required key is not judged. If no row so far had
-        all required keys, the first DataError or VerifierError is raised.
+        Adjacent completions with equal prompts and rows form a group, for verifiers that compare
+        completions. A completion whose row lacks a required key gets the verdict *not judged*. If
+        no row so far had all required keys, the first DataError or VerifierError is raised.
         """
         problems = [self._problem(*each) for each in zip(prompts, rows, strict=True)]
         good = [one for one in problems if isinstance(one, Problem)]
         bad = [one for one in problems if not isinstance(one, Problem)]
         self._any_row_was_good |= bool(good)
-        # A wrong column name fails on every row: without an error, training would get no rewards.
+        # A wrong column name fails on every row; without an error, no row would get a reward.
         if bad and not self._any_row_was_good:
             raise bad[0]
         if bad and not self._warned:
@@ -141,7 +143,7 @@ class RewardFunction:
         return verdicts
 
     def _problem(self, prompt: Any, row: Mapping[str, Any]) -> Problem | DataError | VerifierError:
-        """Return the problem of a row, or the error if the row is invalid."""
+        """Return the problem of a row, or an error if the row is invalid."""
         plain = {key: value for key, value in row.items() if isinstance(value, _PLAIN)}
         keys = {self._columns.get(key, key): value for key, value in plain.items()}
         if isinstance(answer := keys.get("answer"), str):
@@ -185,13 +187,13 @@ def reward(
         is_right = assay.reward("math")
         is_right(["3+5="], ["\\\\boxed{8}"], answer=["8"])        # [1.0]
 
-    verifier: a name, a sum, ``package.module:function`` or a function. columns: renames columns of
-    the data set, as in ``{"solution": "answer"}``. think: ``opened`` if the prompt already ends
-    inside a think block. not_judged: score for verl if a completion is not judged; TRL gets None
-    and ignores the completion.
+    verifier: a name, a sum, ``package.module:function`` or a function. columns: new names for
+    columns of the data set, such as ``{"solution": "answer"}``. think: ``opened`` if the prompt
+    already ends inside of a think block. not_judged: score for verl if a completion is not judged;
+    TRL gets None and ignores the completion.
 
-    The other parameters are those of `judge`. See docs/use_in_your_trainer.md. Raises
-    VerifierError for an invalid verifier.
+    The other parameters of this function are those of `judge`. See docs/use_in_your_trainer.md.
+    Raises VerifierError for an invalid verifier.
     """
     settings = {"num_workers": num_workers, "deadline": deadline}
     settings |= {"options": options, "allow": tuple(allow)}
@@ -199,9 +201,9 @@ def reward(
 
 
 def text_of(completion: Any) -> str:
-    """Return the text of a completion: the string itself, or the joined assistant messages.
+    """Return the text of a completion: the string itself, or the assistant messages joined.
 
-    Reasoning that a chat parser has separated is put back into a think block. Raises DataError.
+    Reasoning that a chat parser has separated is put into a think block again. Raises DataError.
     """
     if isinstance(completion, str):
         return completion
@@ -221,25 +223,25 @@ def _turn_text(turn: Mapping[str, Any]) -> str:
 
 
 def _content_text(content: Any) -> str:
-    """Return the text of a message's content, which may be a list of parts."""
+    """Return the text in the content of a message, which may be a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
 
 
 def _plain_prompt(prompt: Any) -> Any:
-    """Return a prompt in the row format: text, or text messages that end with the user's turn."""
+    """Return a prompt in the format of rows: a text, or text messages that end with a user turn."""
     if isinstance(prompt, str):
         return prompt or "(not given)"
     turns = [{"role": one["role"], "content": _content_text(one.get("content"))} for one in prompt]
     while len(turns) > 1 and turns[-1]["role"] == "assistant":
-        # A trailing assistant turn is a prefill, which the prompts of rows must not have.
+        # An assistant turn at the end is a prefill, which the prompt of a row must not have.
         turns.pop()
     return turns
 
 
 def _final_answer(answer: str) -> str:
-    """Return the text after ``####`` in the last line (GSM8K format), else the whole answer."""
+    """Return the text after ``####`` in the last line (GSM8K format), or else the whole answer."""
     last = answer.rstrip().rpartition("\n")[2]
     return last.removeprefix("####").replace(",", "").strip() if last[:4] == "####" else answer
 
@@ -249,7 +251,7 @@ def _is_column(values: Any, size: int) -> bool:
 
 
 def _metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return the share of unjudged completions, and the mean of each reward component."""
+    """Return the share of unjudged completions, and the mean of each component of the reward."""
     found = {"not_judged": sum(not one.judged for one in verdicts) / max(1, len(verdicts))}
     for name in {name for one in verdicts for name in one.components}:
         values = [one.components[name] for one in verdicts if name in one.components]

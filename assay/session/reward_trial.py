@@ -1,8 +1,9 @@
 """Try the user's reward functions on rows before a model is loaded.
 
-Built-in verifiers declare the keys that they read, and the loader checks these keys. A user's
-function declares nothing, so the trial calls the function on each row, with the row's own answer as
-the completion. Built-in verifiers are not called: a judge costs money, and a program takes time.
+Built-in verifiers declare the keys that they read, which are checked when rows are loaded. A user's
+function declares no keys, so the trial calls the function on each row, with the row's own answer as
+the completion. The trial does not call built-in verifiers, because a judge costs money and a
+program takes time.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from assay.verify.serving.configured import Configured
 from assay.verify.serving.job import Job
 
 MOST_ROWS = 10_000
-# Number of rows, spread over the whole set, that are tried before all other rows.
+# Number of rows, spread over the whole set, that are tried before the other rows.
 SPREAD = 64
 # Concurrent calls.
 WINDOW = 256
 MOST_SUSPECTS = 16
 # Number of answers from other rows with which a failed row is tried again.
-# A row that fails with all these answers is at fault, not the row's own answer.
+# If a row fails with all these answers, the row is at fault and not its own answer.
 PROOFS = 4
 PLAIN = "42"
 """Completion for rows without an answer."""
 
 
 class Asked(NamedTuple):
-    """One call of a reward on a row with an answer.
+    """One call of a reward function on a row with an answer.
 
-    first: whether the reward is the first term of its sum, which defines correctness.
+    first: whether the reward is the first term of a sum, which defines correctness.
     """
 
     row: int
@@ -52,8 +53,9 @@ class Asked(NamedTuple):
 class Found:
     """Results of one reward function.
 
-    worked: some answers that the function judged without an error. failed: failed calls with the
-    error. certain: errors by row, for rows on which the function fails with every completion.
+    worked: some answers that the function judged without an error. failed: calls that failed, with
+    their errors. certain: errors by row, for rows on which the function fails with every
+    completion.
     """
 
     scores: list[float] = field(default_factory=list[float])
@@ -62,7 +64,7 @@ class Found:
     certain: dict[int, str] = field(default_factory=dict[int, str])
 
     def take(self, call: Asked, part: Part) -> None:
-        """Record the result of one call."""
+        """Record the result of one call of a reward function."""
         if part.value is not None:
             self.scores.append(part.correctness or 0.0)
             if len(self.worked) < PROOFS and call.text not in self.worked:
@@ -73,7 +75,7 @@ class Found:
                 self.certain[call.row] = part.detail
 
     def line(self, name: str, rows: Sequence[Problem], what: str, stop: bool) -> str:
-        """Return the summary line; raises DataError for a bad row if ``stop`` is set."""
+        """Return the summary line; if ``stop`` is set, raises DataError for a bad row."""
         tried = len(self.scores) + len(self.failed)
         if self.certain:
             row, why = min(self.certain.items())
@@ -95,12 +97,12 @@ class Found:
 def try_rewards(
     rows: Sequence[Problem], what: str, verifiers: VerifierService, data: DataConfig, seconds: float
 ) -> list[str]:
-    """Call the user's reward functions on the rows; return one line per function.
+    """Call the user's reward functions on the rows, and return one line per function.
 
-    what: word for the rows in messages, such as "rows". The trial ends after `MOST_ROWS` rows or
-    ``seconds``. Raises DataError for a row on which a function always fails: the function reads a
-    key that the row lacks, or it fails on this row with answers that it judged on other rows. If
-    ``data.on_bad_row`` is ``skip``, the row is only reported.
+    what: name of the rows in messages, such as "rows". The trial ends after `MOST_ROWS` rows, or
+    after ``seconds`` seconds. Raises DataError for a row on which a function always fails: it reads
+    a key that the row lacks, or fails even with answers that it judged on other rows. If
+    ``data.on_bad_row`` is ``skip``, a bad row is only reported.
     """
     trial = _Trial(rows, verifiers, data)
     timer = threading.Timer(seconds, trial.over.set)
@@ -114,16 +116,16 @@ def try_rewards(
             one.certain |= trial.prove(one)
     finally:
         timer.cancel()
-        # Calls of the trial must not count in the metrics of the first step, so counters are reset.
+        # Calls of the trial must not count in the metrics of the first step: counters are reset.
         verifiers.take_metrics()
-    # Faulty rows stay in the data: how many rows are tried depends on the machine's speed.
+    # The number of tried rows depends on the machine's speed, so faulty rows are not removed.
     stop = data.on_bad_row == "stop"
     said = [(name, one) for name, one in found.items() if one.scores or one.failed]
     return [one.line(name, rows, what, stop) for name, one in said]
 
 
 class _Trial:
-    """A running trial. over: event that is set when the time limit is reached."""
+    """A running trial. over: event that is set when the time limit of the trial is reached."""
 
     def __init__(
         self, rows: Sequence[Problem], verifiers: VerifierService, data: DataConfig
@@ -132,8 +134,10 @@ class _Trial:
         self.over = threading.Event()
 
     def own_answers(self) -> Iterator[Asked]:
-        """Yield one call per row and reward, with the row's own answer; spread rows come first."""
-        # Faulty rows often stand together, so rows are tried at equal distances.
+        """Yield one call per row and reward function, with the row's own answer; spread rows come
+        first.
+        """
+        # Faulty rows are often adjacent, so rows at equal distances are tried first.
         every = range(0, len(self.rows), -(-len(self.rows) // MOST_ROWS) or 1)
         first = every[:: max(1, len(every) // SPREAD)]
         for row in dict.fromkeys([*first, *every]):
@@ -142,8 +146,8 @@ class _Trial:
                 yield Asked(row, reward, is_first, answer_of(problem))
 
     def prove(self, found: Found) -> dict[int, str]:
-        """Return {row: error} for rows that fail with every tried answer from working rows."""
-        # The cause of a failed call may be the row's answer and not another key of the row.
+        """Return {row: error} for rows that fail with every tried answer from other rows."""
+        # The cause of a failed call may be the row's answer, and not another key of the row.
         # Only a row that also fails with answers that worked on other rows is at fault.
         suspects = [one for one in found.failed if one[0].row not in found.certain][:MOST_SUSPECTS]
         failures: Counter[int] = Counter()
@@ -154,7 +158,7 @@ class _Trial:
         return {call.row: why for call, why in suspects if num and failures[call.row] == num}
 
     def ask(self, wanted: Iterable[Asked]) -> Iterator[tuple[Asked, Part]]:
-        """Yield calls with their results until the time limit."""
+        """Yield calls with their results until the time limit is reached."""
         waiting: deque[tuple[Asked, Job]] = deque()
         try:
             for call in wanted:
@@ -175,7 +179,7 @@ class _Trial:
         problem, data = replace(self.rows[call.row], verifier=call.reward.name), self.data
         think = ThinkFormat(problem.think or data.think, data.think_open, data.think_close)
         completion = Completion.from_text(said_in(think, call.text), problem.id, think)
-        # A reward of groups may divide by the number of siblings minus one, so the group has two.
+        # A reward of groups may divide by the group size minus one, so the group size is two.
         siblings = (completion,) * (2 if call.reward.whole else 1)
         prompt = Prompt(problem.question, completion.tokens, think)
         return self.verifiers.submit(Group(problem, prompt, siblings))
@@ -192,7 +196,7 @@ class _Trial:
 
 
 def answer_of(problem: Problem) -> str:
-    """Return the row's answer as a completion, else the first text of its other keys."""
+    """Return the answer of the row as a completion, or else the first text of its other keys."""
     spec = problem.spec
     values = [spec.get("answer"), *spec.values()]
     texts = [each for value in values for each in list(listed(value))[:1]]
@@ -200,6 +204,8 @@ def answer_of(problem: Problem) -> str:
 
 
 def said_in(think: ThinkFormat, answer: str) -> str:
-    """Return a completion that ends with the answer, with reasoning if the prompt expects it."""
+    """Return a completion that ends with the answer, with reasoning if the prompt expects
+    reasoning.
+    """
     opened = {"free": think.open_tag, "opened": ""}.get(think.mode)
     return answer if opened is None else f"{opened}So it is.{think.close_tag}{answer}"

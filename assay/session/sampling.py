@@ -1,4 +1,4 @@
-"""Sampling options and settings of a named model: those of its run, or the defaults."""
+"""Options and settings for sampling from a named model: those of its run, or the defaults."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ R = TypeVar("R")
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of every function that samples from a named model; `evaluate` describes them.
+    """Keywords of every function that samples from a named model, as `evaluate` describes them.
 
-    A missing key, or None, selects the setting of the model's run. With ``adapter``, the settings
-    are those of the adapter's run.
+    If a key is missing or None, the setting of the model's run applies. With ``adapter``, the
+    settings are those of the run that trained the adapter.
     """
 
     max_tokens: int | None
@@ -47,11 +47,11 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
-    """List the keywords of ``**options: Unpack[SamplingOptions]`` in a function's signature.
+    """List the keywords of ``**options: Unpack[SamplingOptions]`` in the signature of a function.
 
-    A call with an unknown keyword raises TypeError.
+    A call of the function with an unknown keyword raises TypeError.
     """
-    # Python itself neither shows nor checks the keys of an unpacked TypedDict at run time.
+    # At run time, Python itself neither shows nor checks the keys of an unpacked TypedDict.
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     annotations = SamplingOptions.__annotations__
@@ -79,7 +79,7 @@ def takes_sampling_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def asks_thinking(options: SamplingOptions) -> bool:
-    """Whether the user's own options set a thinking budget, an effort or a minimum length."""
+    """Whether the user's options set a thinking budget, an effort or a minimum length."""
     asked = ("sampling.think_budget=", "sampling.effort=", "sampling.min_think=")
     if any(one.startswith(asked) for one in several(options.get("overrides", ()))):
         return True
@@ -87,10 +87,10 @@ def asks_thinking(options: SamplingOptions) -> bool:
 
 
 def sampling_config(model: str, problems: Sequence[str], options: SamplingOptions) -> TrainConfig:
-    """Return the configuration for sampling: that of the model's run, or the default one.
+    """Return the configuration for sampling: that of the model's run, or else the default.
 
-    The run's ``[scale]`` and ``[server]`` are ignored, because they belong to its training. Raises
-    RunError if the run's configuration needs consent (`assay.session.consent`).
+    ``[scale]`` and ``[server]`` of the run are ignored, because they belong to its training. Raises
+    RunError if the configuration of the run needs consent (`assay.session.consent`).
     """
     overrides, allow = several(options.get("overrides", ())), several(options.get("allow", ()))
     verifier, named_adapter = options.get("verifier"), options.get("adapter")
@@ -105,7 +105,7 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         own = open_config(run, TO_SAMPLE, overrides=given, allow=allow, trust_run=trust)
         tree = own.model_dump(exclude_none=True)
     place = str(checkpoint or model)
-    # The run's `model.revision` selects a revision of its base model, not of the named model.
+    # The run's `model.revision` selects a revision of the base model, not of the named model.
     if tree["model"].get("path") != place:
         tree["model"] = {**tree["model"], "path": place}
         tree["model"].pop("revision", None)
@@ -113,11 +113,11 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
         tree["model"] = {**tree["model"], "adapter": str(adapter or named_adapter)}
     data = {**tree.get("data", {}), "train": list(problems) or ["prompt"], "heldout": []}
     tree["data"] = data
-    # Evaluation settings refer to the run's held-out problems, which this command does not load.
+    # Evaluation settings are about the run's held-out problems, which this command does not load.
     tree.pop("evaluation", None)
     # A second verifier belongs to training, and may be the verifier that this command names.
     tree.pop("audit", None)
-    # The training's cluster and server may be gone or cost money, so this command ignores both.
+    # The cluster and server of the training may be gone or cost money, so both are ignored.
     tree["scale"], tree["server"] = {}, {}
     if (actors := options.get("actors")) is not None:
         tree["scale"]["rollout_actors"] = actors
@@ -133,11 +133,11 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
     if (max_tokens := options.get("max_tokens")) is not None:
         sampling["max_tokens"] = max_tokens
     budget = {"think_budget": options.get("think_budget"), "effort": options.get("effort")}
-    # An effort that is a line of the prompt can be combined with a budget; a numeric effort cannot.
+    # An effort that is a line of the prompt can be combined with a budget, unlike a numeric effort.
     if budget["think_budget"] is not None and budget["effort"] is None:
         level = SamplingConfig(**sampling).level() if "effort" in sampling else None
         budget["effort"] = sampling["effort"] if isinstance(level, str) else None
-    # A budget or effort from the user replaces the budget and the effort of the run.
+    # A thinking budget or effort from the user replaces both of the run.
     if any(value is not None for value in budget.values()):
         sampling |= budget
     tree["sampling"] = {key: value for key, value in sampling.items() if value is not None}
@@ -150,10 +150,10 @@ def sampling_config(model: str, problems: Sequence[str], options: SamplingOption
 def _sampling_of_parts(
     parts: Mapping[str, Mapping[str, Any]], options: SamplingOptions
 ) -> dict[str, dict[str, Any]]:
-    """Return the sampling settings of a mixture's parts, without settings that the user set.
+    """Return the sampling settings of a mixture's parts, without settings that the user has set.
 
-    A part's settings apply to rows with the part's tag. Sources and weights of parts belong to
-    training and are omitted; the verifiers of parts are in ``verifier_by_tag``.
+    The settings of a mixture part apply to rows that have the part's tag. Sources and weights of
+    mixture parts belong to training and are omitted; verifiers of parts are in ``verifier_by_tag``.
     """
     given = {one.partition("=")[0].strip() for one in several(options.get("overrides", ()))}
     kept = [
@@ -163,7 +163,7 @@ def _sampling_of_parts(
 
 
 def checkpoint_of(model: str) -> Path | None:
-    """Return and print the checkpoint folder that a run's name selects; None for other models.
+    """Return and print the checkpoint folder that a run's name selects; None for any other model.
 
     Raises the errors of `find_checkpoint`.
     """
@@ -174,5 +174,5 @@ def checkpoint_of(model: str) -> Path | None:
 
 
 def several(texts: Sequence[str] | str) -> Sequence[str]:
-    """Wrap a single string in a list; return a sequence unchanged."""
+    """Wrap a single string in a list; any other sequence is returned unchanged."""
     return [texts] if isinstance(texts, str) else texts

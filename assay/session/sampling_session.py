@@ -1,4 +1,4 @@
-"""Open the generator of a command: the engine, rollout actors, vLLM, or a model server."""
+"""Open the generator of a command: the built-in engine, rollout actors, vLLM, or a model server."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from assay.verify.service import VerifierService
 
 
 class Sampler(Generator, Protocol):
-    """Generator for commands that only sample.
+    """Generator of a command that only samples.
 
-    render: makes the `Prompt` of a problem; callers may replace the attribute. watch: progress
-    callback.
+    render: function that makes the `Prompt` of a problem; callers may replace the attribute. watch:
+    progress callback.
     """
 
-    # Typed Any, because `render` is an attribute of some generators and a property of others.
+    # `render` is an attribute of some generators and a property of others, so its type is Any.
     render: Any
     watch: Callable[[EngineStats], None] | None
 
 
 @dataclass(frozen=True)
 class SamplingSession:
-    """Opened renderer, generator and verifiers of a command that only samples.
+    """The opened renderer, generator and verifiers of a command that only samples.
 
-    loaded: the local model; None if a server runs the model.
+    loaded: the local model; None if a server has the model.
     """
 
     config: TrainConfig
@@ -52,14 +52,14 @@ class SamplingSession:
 def open_sampling(
     config: TrainConfig, verifiers: VerifierService, stack: ExitStack
 ) -> SamplingSession:
-    """Open the configured generator, with verifiers that are already open.
+    """Open the configured generator; the verifiers are already open.
 
     ``stack`` ends actors and processes. Raises the errors of `open_session`, and ConfigError for an
     unsuitable server.
     """
     if config.server.url is not None:
         return _open_server(config, verifiers)
-    # A command that only samples has no training step, so nothing can be sampled ahead.
+    # A command that only samples has no training steps, so nothing can be sampled ahead.
     scale = config.scale.model_copy(update={"steps_ahead": 0})
     session = open_session(config.model_copy(update={"scale": scale}), verifiers)
     session = on_actors(session, stack)
@@ -74,7 +74,7 @@ def open_sampling(
 def check_sampling(config: TrainConfig, problems: Sequence[Problem] = ()) -> None:
     """Raise ConfigError for settings that a model server does not support.
 
-    problems: rows whose efforts and mixture parts are checked for thinking budgets, too.
+    problems: rows whose efforts and mixture parts are also checked for thinking budgets.
     """
     if config.server.url is None:
         return

@@ -1,4 +1,4 @@
-"""Scorers of the verifiers ``reward_model`` and ``process_reward_model``."""
+"""Scorers for the verifiers ``reward_model`` and ``process_reward_model``."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ KINDS = {one.name: one for one in (RewardModel, ProcessRewardModel)}
 
 
 def open_scorer(name: str, options: Mapping[str, Any]) -> RewardScorer:
-    """Return the scorer of the named verifier; equal options share one loaded model."""
+    """Return the scorer of a named verifier; equal options share one loaded model."""
     return KINDS[name].of(options)

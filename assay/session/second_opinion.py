@@ -1,7 +1,7 @@
-"""A second verifier judges a sample of a run's completions during the run (``[audit]``).
+"""A second verifier, which judges a sample of a run's completions during the run (``[audit]``).
 
-Its verdicts are metrics, columns of the rollout log and rows of ``assay run audit``. They are never
-part of the reward.
+The second verdicts are metrics, columns of the rollout log, and rows of ``assay run audit``. The
+second verdicts are never part of the reward.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ SINCE = "verifier/second_since"
 
 
 class SecondOpinion:
-    """Judges the sample of each step, and computes the metrics of the last steps.
+    """Judges a sample of each step with the second verifier, and computes metrics over the last
+    steps.
 
-    The metrics cover the window of the guard rule `RULE`. The sample depends only on the seed, the
-    step and the completion's id. The second verifier runs in the workers of the run's verifiers.
+    The metrics of second verdicts cover the window of the guard rule `RULE`. The sample of a step
+    depends only on the seed, the step and the completion's id. The second verifier runs in the
+    worker processes of the run's verifiers.
     """
 
     def __init__(self, settings: AuditConfig, service: VerifierService, run: Run) -> None:
@@ -54,7 +56,7 @@ class SecondOpinion:
                 columns = (*OPINION_COLUMNS, "completion_id")
                 rows = read_columns(run.rollouts.path(step), columns) or ()
                 own = [opinion_of(row) for row in rows]
-                # An edited verifier can have the same label, so the label alone does not tell.
+                # An edited verifier can have the same label, so the step decides and not the label.
                 own = own if step >= self._since else of_one_verifier(own, ())
                 ids = (row["completion_id"] for row in rows)
                 self._steps[step] = dict(zip(ids, own, strict=True))
@@ -63,7 +65,7 @@ class SecondOpinion:
     def judge(
         self, groups: Sequence[Group], verdicts: Sequence[tuple[Verdict, ...]]
     ) -> list[tuple[Verdict, ...]]:
-        """Return the verdicts with the second verdicts of the sampled completions.
+        """Return the verdicts, in which the sampled completions have second verdicts.
 
         A verdict from the rollout log keeps its second verdict.
         """
@@ -99,25 +101,25 @@ class SecondOpinion:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the current step; see `opinion_metrics`."""
+        """Return the metrics of second verdicts for the current step (`opinion_metrics`)."""
         now = self._run.step + 1
         self._steps = {
             step: own for step, own in self._steps.items() if now - self._window < step <= now
         }
         step = [*self._steps.get(now, {}).values()]
         window = [one for own in self._steps.values() for one in own.values()]
-        # After a resume with another second verifier, earlier verdicts are not comparable.
+        # After a resume with another second verifier, earlier second verdicts are not comparable.
         labels = {one.verifier for one in step} or {one.verifier for one in window}
         self._warn_if_never_judged(step)
         found = opinion_metrics(of_one_verifier(window, labels), step)
-        # The guard must not compare with the shares of an earlier verifier.
+        # The guard must not compare the metrics with those of an earlier second verifier.
         return found | ({SINCE: float(self._since)} if self._since > 1 else {})
 
     def _draws(self, completion_id: str, verdict: Verdict) -> bool:
         if not verdict.judged:
             return False
         share = self._settings.accepted if verdict.correct else self._settings.rejected
-        # A string seeds with all its bits; hash() would differ between processes.
+        # A string seeds with all of its bits, whereas hash() would differ between processes.
         key = f"{self._run.config.run.seed} audit {self._run.step + 1} {completion_id}"
         return share > 0 and random.Random(key).random() < share
 
@@ -144,7 +146,7 @@ class SecondOpinion:
 
 
 def _first_step(run: Run) -> int:
-    """Return the first step of a resumed run that its current second verifier judges."""
+    """Return the first step of a resumed run that the current second verifier judges."""
     found = [int(run.history[SINCE].values[-1])] if SINCE in run.history else [1]
     path = run.folder / "events.jsonl"
     for event in read_events(path) if path.exists() else ():
@@ -157,7 +159,7 @@ def _first_step(run: Run) -> int:
 
 
 def _status_only(verdict: Verdict) -> Verdict:
-    """Return the parts of a second verdict that the rollout log records."""
+    """Return the fields of a second verdict that the rollout log records."""
     # A resumed run must continue with equal verdicts, whether they come from the log or not.
     names = ("status", "reason", "verifier", "extracted", "detail")
     score = float(verdict.correct) if verdict.judged else None
@@ -196,7 +198,7 @@ class SecondCheck:
             self._first = self._first or f"{problem.place} {why}"
 
     def audited(self, heldout: Iterable[Problem]) -> frozenset[str]:
-        """Return the names of the verifiers of ``audit.second`` that no reward and no row uses."""
+        """Return the names of the verifiers in ``audit.second`` that no reward and no row uses."""
         if self._settings is None:
             return frozenset()
         used = self._rewards | {one.verifier or "" for one in heldout}
@@ -204,7 +206,9 @@ class SecondCheck:
         return frozenset(names_in(self._settings.second)) - rewards
 
     def finish(self) -> list[str]:
-        """Return a line for each finding. Raises ConfigError if no row can be judged."""
+        """Return a line of text for each finding. Raises ConfigError if the second verifier can
+        judge none of the rows.
+        """
         if self._settings is None:
             return []
         name = self._settings.second
@@ -223,7 +227,7 @@ class SecondCheck:
 
 
 def check_second(config: TrainConfig, service: VerifierService) -> None:
-    """Raise ConfigError for a second verifier that cannot judge single completions."""
+    """Raise ConfigError for a second verifier that cannot judge a single completion."""
     if config.audit is None:
         return
     name = config.audit.second
@@ -237,7 +241,7 @@ def check_second(config: TrainConfig, service: VerifierService) -> None:
 def mark_audited(
     verifiers: Mapping[str, Mapping[str, Any]], audited: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Mark the verifiers that no reward uses: they may change before a resume."""
+    """Mark the verifiers that no reward uses, because these may change before a resume."""
     return {
         name: {**facts, AUDIT_ONLY: True} if name in audited else facts
         for name, facts in verifiers.items()
@@ -245,7 +249,7 @@ def mark_audited(
 
 
 def code_names(config: TrainConfig) -> list[str]:
-    """Return the Python names in the second verifier's expression. Raises VerifierError."""
+    """Return the Python names in the expression of the second verifier. Raises VerifierError."""
     if config.audit is None:
         return []
     terms = parse_expression(config.audit.second, "audit.second")

@@ -1,4 +1,4 @@
-"""Generator that samples from a model server, with concurrent requests.
+"""Generator that samples from a model server, with several requests at the same time.
 
 Subclasses send the requests: `assay.session.completion_server` to the completions endpoint, and
 `assay.curation.server` to the chat endpoint.
@@ -28,11 +28,11 @@ Ask = Callable[[Problem, Prompt, int], Completion | EndpointFailure]
 
 
 class ServerGenerator:
-    """Generator that samples from a server.
+    """Generator that samples from a model server.
 
-    A completion that the server fails to return is empty, has a `Completion.failure`, and is *not
-    judged*. render: makes the prompt of a problem. watch: see `Engine`. no_replies: reasons of
-    failed requests.
+    A completion that the server fails to return is empty, has a `Completion.failure`, and gets the
+    verdict *not judged*. render: function that makes the prompt of a problem. watch: see `Engine`.
+    no_replies: reasons of failed requests.
     """
 
     exact = False
@@ -48,7 +48,7 @@ class ServerGenerator:
         self._stopped = threading.Event()
 
     def _asking(self, sampling: SamplingConfig) -> AbstractContextManager[Ask]:
-        """Open connections to the server; the context yields the function that sends a request."""
+        """Open connections to the server; the context yields a function that sends a request."""
         raise NotImplementedError
 
     def generate(
@@ -60,10 +60,10 @@ class ServerGenerator:
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return one group per problem, as the engine does.
+        """Return one group per problem, as the built-in engine does.
 
-        Raises ModelError if the first requests all fail, and RunStopped if many consecutive later
-        requests fail.
+        Raises ModelError if all of the first requests fail, and RunStopped if many consecutive
+        later requests fail.
         """
         prompts = [self.render(problem) for problem in problems]
         numbers = range(first_sibling, first_sibling + group_size)
@@ -77,7 +77,7 @@ class ServerGenerator:
                     [pool.submit(self._tried, ask, problem, prompt, n) for n in numbers]
                     for problem, prompt in zip(problems, prompts, strict=True)
                 ]
-                # Groups end in the order of the problems: output files must not depend on timing.
+                # Output files must not depend on timing: groups end in the order of problems.
                 for problem, prompt, futures in zip(problems, prompts, asked, strict=True):
                     siblings = tuple(
                         self._received(future, f"{problem.group_id}/{n}", prompt.think)
@@ -92,13 +92,13 @@ class ServerGenerator:
                     if self.watch is not None:
                         self.watch(stats)
             finally:
-                # On exit, requests in progress are awaited, but no failed request is retried.
+                # On exit, requests in progress are awaited, but failed requests are not retried.
                 self._stopped.set()
                 pool.shutdown(cancel_futures=True)
         return groups
 
     def sleep(self) -> None:
-        """Do nothing: a client of a server holds no memory of a device."""
+        """Do nothing, because the client of a server uses no device memory."""
 
     def load_policy(self, weights: Weights) -> None:
         """Raise NotImplementedError, because a server samples with its own weights."""
@@ -115,15 +115,17 @@ class ServerGenerator:
     def _received(
         self, future: Future[Completion | EndpointFailure], name: str, think: ThinkFormat
     ) -> Completion:
-        """Return a completion. Raises ModelError or RunStopped after many consecutive failures."""
+        """Return a completion. Raises ModelError or RunStopped after many consecutive failed
+        requests.
+        """
         reply = future.result()
         if isinstance(reply, Completion):
             self._has_replied, self._in_a_row = True, 0
             return reply
         self.no_replies.append(reply.detail)
         self._in_a_row += 1
-        # If no request has worked yet, the address or the model is probably wrong.
-        # The command must then fail after seconds, not after trying all rows.
+        # If no request has succeeded yet, the address or the model name is probably wrong.
+        # The command must then fail within seconds, and not after trying all rows.
         if self._in_a_row >= FIRST_PATIENCE and not self._has_replied:
             first = f"the first {self._in_a_row} requests"
             raise ModelError(f"{self.where}: no reply to {first}: {reply.detail}")

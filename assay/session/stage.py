@@ -1,4 +1,6 @@
-"""The frame that all training stages share: inputs, run directory, and the loop over steps."""
+"""The frame that all training stages share: inputs, run directory, and the loop over training
+steps.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,10 @@ _TESTED: dict[str, list[SelfTest]] = {}
 class Stage:
     """Inputs of a training stage.
 
-    config_path: file of the configuration, if any. resume: directory of the run to resume; None: a
-    new run. overrides: the user's changes to the configuration. replay: repeat the recorded steps
-    of ``resume``; changed verifiers are ignored, and no report is written.
+    config_path: path of the configuration file, if there is one. resume: directory of the run to
+    resume; None starts a new run. overrides: changes that the user makes to the configuration.
+    replay: whether to repeat the recorded steps of ``resume``; changed verifiers are then ignored,
+    and no report is written.
     """
 
     config: TrainConfig
@@ -76,11 +79,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class FirstLook:
-    """Preview of a stage: its first problem, notes, and the models that need memory.
+    """Preview of a training stage: its first problem, notes, and the models that need memory.
 
     teacher: teacher model that scores completions, if the stage has one. asked: number of tokens
-    that the teacher scores before the first step, for each cache file. lean: whether the probe
-    verified the lean forward path. work: token counts of a stage that trains on fixed rows.
+    that the teacher scores before the first step, for each cache file. lean: whether the start-up
+    probe accepted the lean decoder. work: token counts of a stage that trains on fixed rows.
     """
 
     problem: Problem
@@ -95,11 +98,11 @@ class FirstLook:
 
 @dataclass(frozen=True)
 class Kind:
-    """Functions that implement one kind of stage.
+    """Functions that implement one kind of training stage.
 
-    read: opens and checks the rows, before a model is loaded. look: previews a run, from a model
-    and the rows of ``read``. run: trains as configured and returns the run's folder. Raises
-    RunStopped if a guard stops it.
+    read: function that opens and checks the rows, before a model is loaded. look: function that
+    previews a run, from a model and the rows of ``read``. run: function that trains as configured,
+    and returns the folder of the run. Raises RunStopped if a guard rule stops the run.
     """
 
     read: Callable[[TrainConfig, VerifierService], Any]
@@ -123,7 +126,7 @@ def open_run(
     end_startup()
     verifiers = None
     if session is not None and not stage.replay:
-        # Rows may name verifiers that a run loads late; a resumed run also compares their versions.
+        # Rows may name verifiers that are loaded late; a resumed run also compares their versions.
         used = verifiers_of(stage.resume) if stage.resume is not None else ()
         verifiers = session.verifiers.describe(filter(session.verifiers.allows, used))
         verifiers = mark_audited(verifiers, audited)
@@ -153,7 +156,7 @@ def open_run(
             session.actors.on_event = run.event
     if stage.config.scale.num_followers:
         run.event("learner_ranks", size=stage.config.scale.learner_ranks)
-    # A replay runs in a temporary copy of the run, which no report, tracker or alert should show.
+    # A replay runs in a temporary copy, which no report, tracker or alert should show.
     if not stage.replay:
         stack.callback(report_if_possible, run.folder)
         report_to_trackers(run)
@@ -162,7 +165,7 @@ def open_run(
 
 
 def _watch_sampling(run: Run, call: EngineStats) -> None:
-    """Show the generator's progress. End the step if a stop was requested."""
+    """Show the generator's progress. End the current step if a stop was requested."""
     run.clock.check()
     run.clock.num_signs += 1
     run.progress.sampling(call)
@@ -170,7 +173,7 @@ def _watch_sampling(run: Run, call: EngineStats) -> None:
 
 @dataclass(frozen=True)
 class OnPolicy:
-    """Opened session and problems of a stage that learns from its own samples.
+    """The opened session and the problems of a stage that learns from its own samples.
 
     tested: results of `try_verifiers`.
     """
@@ -184,7 +187,9 @@ class OnPolicy:
     def start(
         self, num_steps: int, learner: Any, layout: LayoutChoice, notes: Sequence[str]
     ) -> tuple[Run, Draws, RunGenerator, RunVerifiers]:
-        """Open the run and attach saved objects; return (run, curriculum, generator, verifiers)."""
+        """Open the run, and attach the objects that checkpoints contain; return (run, curriculum,
+        generator, verifiers).
+        """
         model, audited = self.session.loaded.model, self.problems.audited
         run = open_run(self.stage, num_steps, model, self.stack, self.session, audited)
         for note in notes:
@@ -194,20 +199,21 @@ class OnPolicy:
 
 
 def open_on_policy(stage: Stage, stack: ExitStack) -> OnPolicy:
-    """Open verifiers, problems, model and actors, which ``stack`` closes, and test the verifiers.
+    """Open verifiers, problems, model and actors, and test the verifiers; ``stack`` closes all of
+    them.
 
-    The rows are checked before the model is loaded. A replay uses the local engine and skips the
-    self-test.
+    The rows are checked before the model is loaded. A replay samples with the local engine, and
+    skips the self-test of verifiers.
     """
     config = stage.config
-    # A replay opens the cluster only if the teacher or learner ranks run there.
+    # A replay opens the cluster only if the teacher or the learner ranks run there.
     joined = config.scale.teacher_actors is not None or config.scale.num_followers > 0
     used = not stage.replay or joined
     verifiers = open_verifiers(config, stack, actors=used)
     with doing("checking the rows"):
         rows = read_problems(config, verifiers)
     session = open_session(config, verifiers)
-    # Samples from vLLM or from sampling ahead need importance weights, which a replay recomputes.
+    # Samples from vLLM or from earlier policies need importance weights, which a replay recomputes.
     if stage.replay:
         by_engine = config.scale.generator == "engine"
         session.generator.exact = by_engine and not config.scale.steps_ahead
@@ -230,10 +236,11 @@ def attach_sampling(
     judge: Any = None,
     **parts: Any,
 ) -> tuple[Draws, RunGenerator, RunVerifiers]:
-    """Attach the saved objects of a sampling run, restore their state on resume, load the policy.
+    """Attach the objects that checkpoints contain, restore their state on resume, and load the
+    policy.
 
-    tested: results of `try_verifiers`. judge: a judge that replaces the session's verifiers. parts:
-    further objects to save in checkpoints.
+    tested: results of `try_verifiers`. judge: judge that replaces the verifiers of the session.
+    parts: further objects to save in checkpoints.
     """
     curriculum = open_curriculum(problems.train, run.config)
     run.add_metrics(session.verifiers.take_metrics)
@@ -270,7 +277,9 @@ def attach_sampling(
 
 
 def report_if_possible(folder: Path) -> None:
-    """Write the report. A failed write is only a warning, because the run itself is complete."""
+    """Write the report. The run itself is complete, so a failed write of the report is only a
+    warning.
+    """
     try:
         write_report(folder)
     except OSError as error:
@@ -278,20 +287,20 @@ def report_if_possible(folder: Path) -> None:
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:
-    """Yield the number of each training step until the run is complete or must stop.
+    """Yield the number of each training step, until the run is complete or must stop.
 
-    Held-out problems are evaluated before the first step, when due, and after the last step. The
-    guard is checked after each evaluation and each step.
+    Held-out problems are evaluated before the first step, at scheduled steps, and after the last
+    step. The guard's rules are checked after each evaluation and after each step.
     """
     assert run.num_steps is not None
 
     def evaluate_and_ask() -> None:
         evaluate_now()
-        # Rules of the guard read held-out accuracy, so the guard is checked after each evaluation.
+        # Some guard rules read held-out accuracy, so they are checked after each evaluation.
         if run.step:
             guard.check(run)
 
-    # On resume the guard is checked, because a kill may have prevented the check after a step.
+    # A kill may have prevented the guard's check after a step, so resume checks the guard.
     if run.step:
         guard.check(run)
     if run.step >= run.num_steps:
@@ -299,7 +308,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
             f"all {run.step} steps are done; to extend the run:"
             f" assay train --resume {run.folder} --set {_longer(run)}"
         )
-    # Evaluate at step 0, or at a resumed step whose evaluation a kill has prevented.
+    # Evaluate at step 0, or at a resumed step whose evaluation a kill prevented.
     if evaluation_due(run, run.step):
         evaluate_and_ask()
     run.begin_step()
@@ -313,7 +322,7 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
 
 
 def _longer(run: Run) -> str:
-    """Return an override (``KEY=VALUE``) that extends the run."""
+    """Return an override (``KEY=VALUE``) with which the run gets more steps."""
     stage = run.config.stage
     if stage == "rl":
         return f"rl.steps={2 * run.step}"
@@ -321,7 +330,7 @@ def _longer(run: Run) -> str:
 
 
 def evaluation_due(run: Run, step: int) -> bool:
-    """Whether an evaluation is due after ``step`` steps."""
+    """Whether an evaluation is scheduled after ``step`` steps."""
     every = run.config.evaluation.every
     if step in (0, run.num_steps) or run.stop_reason == "max_minutes":
         return True
@@ -333,7 +342,7 @@ def evaluate_heldout(
 ) -> None:
     """Evaluate held-out problems at each temperature, and canaries at the first temperature.
 
-    Evaluations that the run already has at this step are not repeated.
+    Evaluations that the run already has for this step are not repeated.
     """
     temperatures = run.config.evaluation.temperatures
     named = {kind_of({"eval/temperature": one}): (heldout, one) for one in temperatures}
@@ -375,10 +384,10 @@ def _evaluate_at(
 
 @doing("testing the verifiers")
 def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTest]:
-    """Test the built-in verifiers in use on a sample of their labelled rows.
+    """Test the built-in verifiers that the run uses on a sample of their labelled rows.
 
-    Raises VerifierError if a verdict differs from the row's label, because a run must not learn
-    from wrong verdicts. Results are cached for later stages of this process.
+    Raises VerifierError if a verdict differs from the label of its row, because a run must not
+    learn from wrong verdicts. Results are cached for later stages in this process.
     """
     described = service.describe()
     asked = [
@@ -390,8 +399,8 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
     ]
     if not asked:
         return []
-    # Labels assume the defaults of options that a row can set.
-    # So only options that no row can set are taken from the configuration.
+    # The labels assume the default values of options that a row can set.
+    # Only options that no row can set are therefore taken from the configuration.
     options = {
         name: {
             field.name: config.verification.options[name][field.name]
@@ -401,7 +410,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
         for name in asked
         if name in config.verification.options
     }
-    # A process tests the same code, options and rows only once: a test takes up to a second.
+    # A test takes up to a second, so a process tests equal code, options and rows only once.
     hashes = [described[name]["hash"] for name in asked]
     key = json.dumps([asked, hashes, options, config.run.seed], sort_keys=True)
     if key in _TESTED:
@@ -421,7 +430,7 @@ def try_verifiers(config: TrainConfig, service: VerifierService) -> list[SelfTes
 def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bool = False) -> None:
     """Record the raw replies of remote judges in the run, so that verdicts can be reproduced.
 
-    always: record even if no verifier of the service is a judge.
+    always: whether to record even if no verifier of the service is a judge.
     """
     if always or "judge" in service.describe():
         from assay.verify.learned.panel import close_judges, keep_replies
@@ -431,14 +440,14 @@ def keep_judges(run: Run, service: VerifierService, stack: ExitStack, always: bo
 
 
 def verifiers_of(run: Path) -> list[str]:
-    """Return the names of the verifiers that a run has used so far."""
+    """Return the names of all verifiers that a run has used so far."""
     return list((read_environment(run) or {}).get("verifiers") or {})
 
 
 def warn_of_cold_start(run: Run) -> None:
-    """Warn if the first step has too few correct completions to reinforce."""
+    """Warn if the first step has too few correct completions to learn from."""
     passed, settings = run.metrics.get("verdict/passed"), run.config.preference
-    # Pairwise verdicts rank siblings, so the share of passed completions is no pass rate.
+    # A pairwise judge ranks completions, so the share that passed is no pass rate.
     if passed is None or (settings is not None and settings.judge == "pairwise"):
         return
     # With a teacher, wrong completions also give a learning signal, so there is no warning.

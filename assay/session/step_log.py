@@ -1,4 +1,4 @@
-"""Wrap a run's generator and verifiers with timing and with reuse of the rollout log.
+"""Wrap the generator and the verifiers of a run, for timing and to reuse the rollout log.
 
 When a killed run resumes, these wrappers return the logged groups and verdicts of the unfinished
 step, so that the training loop needs no code for resuming.
@@ -29,7 +29,7 @@ Logged = tuple[Group, tuple[Verdict, ...]]
 
 
 class StepLog:
-    """Logged groups and verdicts of the current step, which are read only once per step."""
+    """Logged groups and verdicts of the current step, which are read once per step."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -37,7 +37,7 @@ class StepLog:
         self._logged: dict[str, Logged] = {}
 
     def read(self) -> dict[str, Logged]:
-        """Return logged groups and verdicts by group id; their problems have no spec."""
+        """Return logged groups and verdicts, by group id; the logged problems have no spec."""
         if self._step != self._run.step + 1:
             self._step = self._run.step + 1
             recorded = self._run.recorded(self._step)
@@ -46,7 +46,7 @@ class StepLog:
         return self._logged
 
     def verdicts_of(self, group: Group) -> tuple[Verdict, ...] | None:
-        """Return the logged verdicts of a group; None if the log holds other completions."""
+        """Return the logged verdicts of a group; None if the log has other completions."""
         logged = self.read().get(group.id)
         return logged[1] if logged is not None and _are_same(logged[0], group) else None
 
@@ -59,7 +59,8 @@ def _are_same(one: Group, other: Group) -> bool:
 
 
 class RunGenerator(GeneratorWrapper):
-    """Generator that reuses logged groups and samples all others, timed as ``time/generate``."""
+    """Generator that returns logged groups and samples all others; the metric is
+    ``time/generate``."""
 
     def __init__(self, generator: Generator, run: Run) -> None:
         super().__init__(generator)
@@ -75,9 +76,9 @@ class RunGenerator(GeneratorWrapper):
         on_group: Callable[[Group], None] | None = None,
         cutoff: OversamplingCutoff | None = None,
     ) -> list[Group]:
-        """Return the logged groups if they are complete; otherwise sample.
+        """Return the logged groups of a step if they are complete; otherwise sample.
 
-        With an oversampling cutoff, the log holds the selected groups and the ids of all others.
+        With an oversampling cutoff, the log has the selected groups and the ids of all others.
         """
         logged = self._log.read()
         there = [problem for problem in problems if problem.group_id in logged]
@@ -86,13 +87,13 @@ class RunGenerator(GeneratorWrapper):
                 rest = (sampling, group_size, first_sibling, on_group)
                 if cutoff is None:
                     return self._sample(problems, *rest)
-                # No logged group is reused, because the cutoff's metrics count discarded tokens.
+                # The metrics of the cutoff count discarded tokens, so no logged group is reused.
                 groups = cutoff.first(self.generator.generate(problems, *rest, cutoff=cutoff))
                 names = [problem.group_id for problem in problems]
                 late = [name for name in names if name not in {group.id for group in groups}]
                 self._run.put_back = PutBack(late, cutoff.tokens)
                 return groups
-            # Logged problems have no answers, so the drawn problems replace the logged problems.
+            # Logged problems have no answers, so the drawn problems replace them.
             groups = [replace(logged[one.group_id][0], problem=one) for one in there]
             if on_group is not None:
                 for group in groups:
@@ -111,18 +112,19 @@ class RunGenerator(GeneratorWrapper):
     ) -> list[Group]:
         """Sample the missing groups; completions that finished before a kill are reused.
 
-        The local engine logs each completion when it ends; other generators log whole groups. If
-        the bits of a completion depend on its batch neighbors, all groups are sampled again.
+        The local engine logs each completion when it ends, whereas other generators log whole
+        groups. If the bits of a completion depend on others in its batch, all groups are sampled
+        again.
         """
         rest = (sampling, group_size, first_sibling)
-        # Reused completions are missing in the batch, which would change the bits of the others.
+        # Without the reused completions, a batch would change the bits of the other completions.
         if not getattr(self.generator, "independent", True):
             return self.generator.generate(problems, *rest, on_group)
         log = self._run.rollouts.sampled
         log.turn_to(self._run.step + 1, self.policy_version)
-        # Only whole groups are taken from the log here; the engine itself reuses completions.
+        # Only whole groups are taken from the log here: the engine itself reuses completions.
         siblings = range(first_sibling, first_sibling + group_size)
-        # A group that is sampled ahead is logged too, but must leave the queue of the generator.
+        # A group that was sampled ahead is logged, but must still leave the queue of the generator.
         is_started = getattr(self.generator, "is_started", lambda problem: False)
         found = {
             one.group_id: None if is_started(one) else log.whole(one, siblings) for one in problems
@@ -144,14 +146,14 @@ class RunGenerator(GeneratorWrapper):
         return [groups[one.group_id] for one in problems]
 
     def load_policy(self, weights: Weights) -> None:
-        """Load new weights into the generator, timed as ``time/load_policy``."""
+        """Load new weights into the generator; the metric is ``time/load_policy``."""
         with self._run.phase("load_policy"):
             super().load_policy(weights)
 
 
 @contextmanager
 def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
-    """Log the completions of a local generator in this block only: evaluations are not logged."""
+    """Log the completions of a local generator only in this block: evaluations are not logged."""
     if not isinstance(generator, Engine | VllmEngine):
         yield
         return
@@ -163,11 +165,12 @@ def _logged_by(log: CompletionLog, generator: Generator) -> Yields[None]:
 
 
 class RunVerifiers:
-    """Verifiers that reuse logged verdicts, timed as ``time/verify``.
+    """Verifiers that return logged verdicts and judge all other groups; the metric is
+    ``time/verify``.
 
-    describe: returns version and hash of each verifier that was loaded so far. Rows may name
-    further verifiers. The run records versions and hashes before the verdicts. second: adds second
-    verdicts to a sample.
+    describe: function that returns the version and hash of each verifier loaded so far. Rows may
+    name further verifiers. The run records the versions and hashes of verifiers before the
+    verdicts. second: function that adds second verdicts to a sample of completions.
     """
 
     def __init__(
@@ -184,7 +187,7 @@ class RunVerifiers:
         self._log = StepLog(run)
 
     def compares_siblings(self, problem: Problem) -> bool:
-        """Whether a completion's verdict may depend on its siblings."""
+        """Whether the verdict of a completion may depend on the other completions of its group."""
         return compares_siblings(self.verifiers, problem)
 
     @contextmanager
@@ -195,7 +198,7 @@ class RunVerifiers:
 
 
 class RunJudging:
-    """Judging session that returns logged verdicts and judges all other groups."""
+    """Judging session that returns logged verdicts, and judges all other groups."""
 
     def __init__(
         self,
@@ -210,7 +213,7 @@ class RunJudging:
         self._logged: dict[Group, tuple[Verdict, ...]] = {}
 
     def add(self, group: Group) -> None:
-        """Start judging a group unless its verdicts are logged."""
+        """Start to judge a group, unless its verdicts are logged."""
         logged = self._log.verdicts_of(group)
         if logged is not None:
             self._logged[group] = logged
@@ -219,12 +222,12 @@ class RunJudging:
             self._judging.add(group)
 
     def verdicts(self, groups: Sequence[Group]) -> list[tuple[Verdict, ...]]:
-        """Wait for the verdicts of added groups and return them."""
+        """Wait for the verdicts of all added groups, and return them."""
         fresh = [group for group in groups if group not in self._logged]
         with self._run.phase("verify"):
             found = dict(zip(fresh, self._judging.verdicts(fresh), strict=True))
         if fresh or not groups:
-            # A row may have been the first to name a verifier, whose version the run must record.
+            # A row may be the first to name a verifier, whose version the run must record.
             self._run.check_verifiers(self._describe())
         found |= self._logged
         judged = [found[group] for group in groups]

@@ -1,4 +1,4 @@
-"""Warn of verifiers for tags that no row has, before the model is loaded."""
+"""Warn about verifiers for tags that no row has, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from assay.errors import message
 from assay.host.terminal import warn
 from assay.types import Problem
 
-# Number of rows whose tags are read from a set that is generated on demand.
+# Number of rows that are read for their tags, if a set is generated on demand.
 LOOKED_AT = 200
 SHOWN = 12
 
 
 class TagWatch:
-    """Collects the tags of rows and warns of ``verifier_by_tag`` keys that match no row."""
+    """Collects the tags of rows, and warns about keys of ``verifier_by_tag`` that match no row."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._wanted = config.data.verifier_by_tag
@@ -23,7 +23,7 @@ class TagWatch:
         self._num_seen = 0
 
     def see(self, problem: Problem) -> None:
-        """Record the tags of a row."""
+        """Record the tags of one row."""
         self._num_seen += 1
         if self._wanted:
             self._met |= dict.fromkeys(problem.tags)

@@ -1,4 +1,4 @@
-"""Remote teacher: an OpenAI-compatible server that returns prompt log-probabilities."""
+"""Remote teacher: a server with OpenAI's API that returns log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ Found = TypeVar("Found")
 Step = dict[int, float]
 """Log-probabilities at one position, by token id."""
 
-# Time limits in seconds: of one request, and of one request with all its retries.
+# Time limits in seconds: for one request, and for one request with all its retries.
 SECONDS, ALL_SECONDS = 600.0, 1700.0
 # Seconds to wait before the second attempt of a request.
-# Each further wait is twice as long; all waits together exceed a minute.
+# Each further wait is twice as long as the last, and all waits together exceed a minute.
 BACKOFF = 1.0
 # Maximum bytes of a response, which has about 75 bytes per top-k token and position.
 MAX_BODY = 2**30
-# Number of tokens whose text the server must confirm; NUM_LAST are the vocabulary's last ones.
+# Number of tokens whose text the server must confirm; NUM_LAST of them end the vocabulary.
 NUM_NAMED, NUM_LAST = 256, 32
-# Tolerance for the sum of probabilities from a float32 softmax.
+# Tolerance for the sum of the probabilities of a float32 softmax.
 SLACK = 1e-3
-# Smallest remainder of the probability mass that float32 sums over a vocabulary can resolve.
+# Smallest remaining probability that a float32 sum over a vocabulary can resolve.
 UNSEEN = 1e-5
 ACCEPTED = "a server that returns log-probabilities of given tokens, as vLLM does (prompt_logprobs)"
 INSTEAD = "to learn from its traces instead: assay data collect --url, then [sft]"
 
 
 class ServerTeacher(TeacherElsewhere):
-    """Teacher behind a server, with concurrent requests; raises WorkerDied if a request fails.
+    """Teacher on a server, with several requests at a time; raises WorkerDied if a request fails.
 
     tokenizer: tokenizer of the policy. Raises ConfigError for an unsuitable server: at startup, the
     server must confirm the text of some tokens and return as many top-k tokens as the run needs.
@@ -58,7 +58,7 @@ class ServerTeacher(TeacherElsewhere):
     ) -> None:
         super().__init__(count, size, divergence)
         assert config.url is not None
-        # The message omits the invalid URL, because a URL may contain a password.
+        # An invalid URL may contain a password, so the message omits the URL.
         if not is_url(config.url):
             raise ConfigError(f"teacher.url: accepted: {ADDRESS}")
         self.where = f"teacher.url {config.url}"
@@ -70,18 +70,18 @@ class ServerTeacher(TeacherElsewhere):
         self._check_tokens(tokenizer)
 
     def top_k(self, batch: Batch, passes: Passes, count: int, size: int) -> list[TopK]:
-        """Return the top-k distributions of each row, as `TeacherModel.top_k` does."""
+        """Return the teacher's top-k distributions for each row, as `TeacherModel.top_k` does."""
         return [top_k(steps, count, size) for steps in self._steps_of(batch, count)]
 
     def logprobs(self, batch: Batch, passes: Passes) -> Tensor:
-        """Return the log-probability of each token, [T] float32, at least -100."""
+        """Return the teacher's log-probability of each token, [T] float32, but at least -100."""
         steps = [step for row in self._steps_of(batch, 0) for step in row]
         tokens = batch.tokens_T.tolist()
         found = [step[token] for token, step in zip(tokens, steps, strict=True)]
         return torch.tensor(found, dtype=torch.float32, device=batch.device).clamp_(min=LEAST)
 
     def _steps_of(self, batch: Batch, count: int) -> list[list[Step]]:
-        """Return the server's log-probabilities for each token of each row of the batch."""
+        """Return the log-probabilities from the server for each token in each row of the batch."""
         pool = ThreadPoolExecutor(self._config.concurrency)
         try:
             asked = [pool.submit(self._ask, *row, count) for row in _rows_of(batch)]
@@ -90,12 +90,12 @@ class ServerTeacher(TeacherElsewhere):
             remedy = "check the server, then continue with assay train --resume RUN"
             raise WorkerDied(f"{self.where}: {trouble.detail}; {remedy}") from None
         finally:
-            # Running requests are awaited; pending requests are canceled.
+            # Requests that are running are awaited, and those that are waiting are canceled.
             pool.shutdown(cancel_futures=True)
             self._client.close()
 
     def _ask(self, prompt: list[int], tokens: list[int], count: int) -> list[Step]:
-        """Return the server's log-probabilities at each token; raises EndpointFailure."""
+        """Return the log-probabilities from the server at each token; raises EndpointFailure."""
         body: dict[str, Any] = {"prompt": prompt + tokens, "prompt_logprobs": count}
         read: Callable[[Any], list[Step]] = lambda said: read_steps(said, tokens, count)  # noqa: E731
         return self._send(body, read)
@@ -128,7 +128,9 @@ class ServerTeacher(TeacherElsewhere):
         return client
 
     def _read_context(self) -> int | None:
-        """Return the context length of the server's model; None if it is not reported."""
+        """Return the context length of the model on the server; None if the server does not report
+        it.
+        """
         models = self._open(self._client.judge.url.replace("/completions", "/models"), retries=1)
         try:
             said = models.send(None, lambda body: body, time.monotonic() + SECONDS, "")
@@ -145,11 +147,12 @@ class ServerTeacher(TeacherElsewhere):
             )
             raise ConfigError(message("teacher.path", found, accepted))
         longest = names.get(self._config.path, {}).get("max_model_len")
-        # The completions API samples at least one token, so the text must leave one free position.
+        # The completions API samples at least one token, so one position must stay free.
         return longest - 1 if type(longest) is int else None
 
     def _check_tokens(self, tokenizer: Any) -> None:
-        """Raise ConfigError if the server returns too few log-probabilities or has other tokens."""
+        """Raise ConfigError if the server returns too few log-probabilities, or has other
+        tokens."""
         ours = _some_tokens(tokenizer)
         asked = [*ours][: self.context_length]
 
@@ -173,7 +176,8 @@ class ServerTeacher(TeacherElsewhere):
                 raise ConfigError(message(self.where, found, accepted, INSTEAD))
 
     def _why_not(self, asked: list[int], said: str) -> str:
-        """Return the error message for a server that returns too few log-probabilities or none."""
+        """Return the error message about a server that returns too few log-probabilities or
+        none."""
         if self.count > 1:
             try:
                 self._send(
@@ -192,7 +196,7 @@ class ServerTeacher(TeacherElsewhere):
 def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
     """Parse the log-probabilities at the last ``len(tokens)`` positions; raises EndpointFailure.
 
-    Each position must list at least ``count`` tokens, including the actual token of the text.
+    Each position must list at least ``count`` tokens, among them the actual token of the text.
     """
     try:
         positions = body["choices"][0]["prompt_logprobs"]
@@ -209,7 +213,7 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
             found = f"{len(step)} of {max(1, count)} log-probabilities at token {token}"
             raise EndpointFailure("error", found, retry=False)
         # Some servers return log-probabilities after temperature or top-k truncation.
-        # Truncated log-probabilities are no distribution over the vocabulary: the sum can exceed 1.
+        # Truncated log-probabilities are no distribution over the vocabulary; sums can exceed 1.
         if not sum(map(math.exp, (min(one, 1.0) for one in step.values()))) < 1 + SLACK:
             found = f"probabilities that add up to more than 1 at token {token}"
             raise EndpointFailure("error", found, retry=False)
@@ -217,15 +221,17 @@ def read_steps(body: Any, tokens: Sequence[int], count: int) -> list[Step]:
 
 
 def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
-    """Return the top ``count`` tokens at each position, and the log of the remaining mass.
+    """Return the top ``count`` tokens at each position, and the logarithm of the remaining
+    probability.
 
-    size: vocabulary size. A smaller remaining mass is raised to the resolution of float32, and a
-    larger one is lowered to ``size - count`` times the probability of the last top-k token.
+    size: vocabulary size. A remaining probability below the resolution of float32 is raised to it;
+    one above ``size - count`` times the probability of the last top-k token is lowered to that
+    value.
     """
     best = [sorted(step.items(), key=lambda one: (-one[1], one[0]))[:count] for step in steps]
     found = torch.tensor(best, dtype=torch.float64).view(len(best), count, 2)
     logprobs_TK = found[..., 1].clamp(min=LEAST)
-    # No other token is more likely than the last top-k token, which bounds the remaining mass.
+    # No other token is more likely than the last top-k token, which limits the remainder.
     most_T = logprobs_TK[:, -1] + (math.log(size - count) if size > count else LEAST)
     rest_T = (1 - logprobs_TK.exp().sum(-1)).clamp(min=UNSEEN).log()
     rest_T = torch.minimum(rest_T, most_T).clamp(min=LEAST)
@@ -233,18 +239,19 @@ def top_k(steps: Sequence[Step], count: int, size: int) -> TopK:
 
 
 def _rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Return the (prompt, completion) token ids of each row."""
+    """Return the token ids of the prompt and of the completion in each row."""
     rows = batch.tokens_T.split(batch.length_R.tolist())
     prompts = (batch.prompts[number] for number in batch.group_R.tolist())
     return [(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def _some_tokens(tokenizer: Any) -> dict[int, str]:
-    """Return a sample of token ids with their texts: the last tokens and a random selection.
+    """Return a sample of token ids with their texts: the last tokens of the vocabulary, and random
+    tokens.
 
-    Tokens that are part of a character have no text and are excluded.
+    Tokens that are only a part of a character have no text, so they are excluded.
     """
-    # Random tokens reveal a server whose vocabulary is shifted.
+    # Random tokens reveal a server whose vocabulary is shifted against the policy's.
     # The last tokens of the vocabulary reveal a server with other added tokens.
     known = np.array(sorted({*tokenizer.get_vocab().values()}))
     spread = np.random.default_rng(0).permutation(known)[: 8 * NUM_NAMED]

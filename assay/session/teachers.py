@@ -1,4 +1,4 @@
-"""Open the teacher of a run and check that it fits the policy."""
+"""Open the teacher of a run, and check that the teacher fits the policy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ INSTEAD = (
 
 
 def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTeacher:
-    """Open the configured teacher; raise ConfigError for a teacher that does not fit this policy.
+    """Open the configured teacher; raises ConfigError if the teacher does not fit this policy.
 
-    loaded: the teacher's model, if it is already loaded.
+    loaded: model of the teacher, if it is already loaded.
     """
     config = session.config
     assert config.teacher is not None
@@ -42,9 +42,9 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
     if config.teacher.url is not None:
         teacher = ServerTeacher(config.teacher, tokenizer, count, size, divergence)
     elif config.scale.teacher_actors is not None:
-        # The device is that of the actor, not of this process: another machine may run the actor.
+        # The teacher is on the device of the actor, which may be on another machine.
         device = "cuda" if config.scale.gpus_per_actor else "cpu"
-        # Actors run in another working directory, where a relative path names another folder.
+        # Actors have another working directory, in which a relative path names another folder.
         path = absolute(config.teacher.path)
         settings = config.teacher.model_copy(update={"path": path, "device": device})
         load = partial(load_teacher, settings, config.run.seed, tokenizer, divergence)
@@ -54,7 +54,7 @@ def open_teacher(session: Session, loaded: LoadedModel | None = None) -> OpenTea
         check_tokens(tokenizer, loaded, where)
         teacher = _model_of(loaded, divergence, session.loaded.device)
     longest = teacher.context_length
-    # Completions are sampled later, so the settings must bound the lengths that a teacher scores.
+    # Completions are sampled later, so the settings must limit the lengths that a teacher scores.
     if config.drawing is not None and longest is not None:
         prompt, completion = max_prompt_tokens(config, session.loaded), config.sampling.max_tokens
         if prompt is None or prompt + completion > longest:
@@ -71,7 +71,7 @@ def load_teacher(
     tokenizer: Any,
     divergence: Divergence,
 ) -> TeacherModel:
-    """Load a teacher in this process; raises ConfigError if its tokenizer does not fit.
+    """Load a teacher in this process; raises ConfigError if its tokenizer does not fit the policy.
 
     tokenizer: the policy's.
     """
@@ -97,7 +97,7 @@ def _load(settings: TeacherConfig, seed: int) -> LoadedModel:
     try:
         loaded = load_model(ModelConfig(**given), settings.device, seed)
     except UserError as error:
-        # Errors of the loader name keys of [model], but the user must change keys of [teacher].
+        # The loader's errors name keys of [model], but the user must change keys of [teacher].
         error.args = (str(error).replace("model.", "teacher.", 1), *error.args[1:])
         raise
     warn_of_slow_type(loaded)
@@ -109,9 +109,9 @@ def teacher_of_ranks(
 ) -> Callable[[LoadedModel], AnyTeacher] | None:
     """Return the function that opens the teacher in learner ranks other than 0.
 
-    A local teacher is loaded by every rank, so that the ranks share its passes. Any other teacher
-    is queried by rank 0, which sends the results. The argument is the rank's policy. None: the run
-    has no teacher.
+    Every rank loads a local teacher, so that the ranks share the teacher's passes. Any other
+    teacher is queried by rank 0, which sends the results to the other ranks. The argument of the
+    function is the policy of the rank. The result is None if the run has no teacher.
     """
     if teacher is None:
         return None
@@ -136,9 +136,9 @@ def _load_for_rank(
 
 
 def open_reference(session: Session, row: Algorithm) -> AnyTeacher | None:
-    """Open the teacher that replaces the reference policy; return None without a teacher.
+    """Open the teacher that replaces the reference policy; return None if there is none.
 
-    A teacher whose tokenizer differs scores spans of text (cross-tokenizer distillation).
+    A teacher with another tokenizer scores spans of text (cross-tokenizer distillation).
     """
     config = session.config
     if config.teacher is None:
@@ -171,7 +171,7 @@ def _on_spans(session: Session, loaded: LoadedModel) -> SpanTeacher:
 
 
 def notes_on(teacher: AnyTeacher | None) -> list[str]:
-    """Return notes about a teacher for the start of a run."""
+    """Return notes about the teacher, which are printed when a run starts."""
     if not isinstance(teacher, SpanTeacher):
         return []
     template = teacher.renderer.template
@@ -182,12 +182,14 @@ def notes_on(teacher: AnyTeacher | None) -> list[str]:
 
 
 def model_of(teacher: AnyTeacher | None) -> Any:
-    """Return the teacher's model if this process has loaded it, else None."""
+    """Return the model of the teacher if this process has loaded it; otherwise None."""
     return None if teacher is None else teacher.model
 
 
 def divergence_of(config: TrainConfig) -> Divergence:
-    """Return the configured divergence, or the default divergence outside a distillation stage."""
+    """Return the configured divergence; outside a distillation stage, return the default
+    divergence.
+    """
     settings = config.distill
     if settings is None:
         return Divergence()
@@ -195,13 +197,15 @@ def divergence_of(config: TrainConfig) -> Divergence:
 
 
 def head_size(loaded: LoadedModel) -> int:
-    """Return the number of tokens that a model's output head scores."""
+    """Return the number of tokens for which the output head of a model computes scores."""
     return len(Head.of(loaded.model).weight_VD)
 
 
 def check_tokens(tokenizer: Any, teacher: LoadedModel, where: str) -> None:
-    """Raise ConfigError if a token of the student has another id for the teacher, or none."""
-    # A tokenizer may have more tokens than the model has embeddings, so both sizes are compared.
+    """Raise ConfigError if a token of the student has another id in the teacher's vocabulary, or is
+    missing there.
+    """
+    # A tokenizer may have more tokens than the model has embeddings, so both are compared.
     num_embedded = len(teacher.model.get_input_embeddings().weight)  # pyright: ignore
     ours: dict[str, int] = tokenizer.get_vocab()
     beyond = ((number, token) for token, number in ours.items() if number >= num_embedded)

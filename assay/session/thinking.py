@@ -1,4 +1,5 @@
-"""Check thinking budgets, and that at least one prompt has a think block to apply them to."""
+"""Check thinking budgets, and that at least one prompt has a think block to which a budget
+applies."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ def check_thinking(
     sampling: SamplingConfig,
     asked: bool = True,
 ) -> None:
-    """Raise ConfigError for a thinking budget that is too small or that no prompt can use.
+    """Raise ConfigError for a thinking budget that is too small, or that no prompt can use.
 
-    asked: whether the user set the budget; a budget inherited from the run may have no effect.
+    asked: whether the user set the budget; a budget that comes from the run may have no effect.
     """
     reason = useless_thinking(renderer, problems, sampling)
     if asked and reason:
@@ -29,15 +30,15 @@ def check_thinking(
 def useless_thinking(
     renderer: PromptRenderer, problems: Sequence[Problem], sampling: SamplingConfig
 ) -> str:
-    """Return an error message if a thinking budget applies to no prompt; otherwise "".
+    """Return an error message if a thinking budget applies to no prompt; otherwise return "".
 
-    Raises ConfigError for a budget that is too small or too large.
+    Raises ConfigError for a thinking budget that is too small or too large.
     """
-    # For each effort: whether any prompt with this effort has a think block.
+    # The value for each effort is whether any prompt with this effort has a think block.
     thinks: dict[str | None, bool] = {}
     for problem in problems:
         effort = problem.effort
-        # Rendering is slow, and one prompt with a think block suffices for each effort.
+        # Rendering is slow, and for each effort one prompt with a think block is enough.
         if thinks.get(effort) or not sampling.controls_thinking(effort):
             continue
         think = renderer.render(problem).think

@@ -1,4 +1,4 @@
-"""Group equal answers into candidates for majority voting (majority@k), by the verifier."""
+"""Let the verifier group equal answers into candidates, for majority voting (majority@k)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Compared = tuple[str, str] | None
 class _Ballot:
     """Votes of one group.
 
-    names: maps each answer to the answer that represents its candidate. open: answers without a
-    candidate, in one pool of correct and one pool of wrong answers; answers of different pools are
-    never equal. asked: the pool of answers that the latest `question` compares. votes: weight by
-    answer. texts: index of a completion with the answer, for each answer.
+    names: map from each answer to the answer that represents its candidate. open: answers without a
+    candidate, in one pool of correct and one pool of wrong answers; answers in different pools are
+    never equal. asked: pool of answers that the latest `question` compares. votes: weight by
+    answer. texts: for each answer, the index of a completion that gives it.
     """
 
     group: Group
@@ -36,7 +36,7 @@ class _Ballot:
     def question(self) -> Group | None:
         """Return the next comparison: completions to judge against the first answer of a pool.
 
-        Returns None if no comparison can change the winning answer.
+        Returns None if no further comparison can change the winning answer.
         """
         for pool in self.open:
             pool[:] = [answer for answer in pool if answer not in self.names]
@@ -59,7 +59,9 @@ class _Ballot:
         return Group(problem, self.group.prompt, completions)
 
     def answer(self, verdicts: Sequence[Verdict]) -> None:
-        """Assign the answers that were judged equal to the pool's first answer to its candidate."""
+        """Assign the answers that were judged equal to a pool's first answer to the candidate of
+        this answer.
+        """
         gold, *others = self.asked
         for answer, verdict in zip(others, verdicts, strict=True):
             if verdict.correct:
@@ -73,14 +75,14 @@ def candidates(
     verdicts: Sequence[Sequence[Verdict]],
     weights: Sequence[Sequence[float]] | None = None,
 ) -> list[Mapping[str, str]]:
-    """Return for each group a mapping from each extracted answer to its candidate's first answer.
+    """For each group, return a map from each extracted answer to the first answer of its candidate.
 
-    If the spec has a single accepted answer, all correct answers are one candidate. In all other
-    cases the verifier compares answers: one answer becomes the accepted answer, and the verifier
-    judges the other answers against it. Each distinct text is judged once per candidate, the most
-    frequent first, until the remaining answers cannot win together. A group whose verifier compares
-    no answers (`compares` returns None) has an empty mapping, and its answers are compared as text.
-    weights: vote of each completion, 0 or more; default 1.
+    If the spec has a single accepted answer, all correct answers form one candidate. Otherwise the
+    verifier compares answers: it judges all other answers with one answer as the accepted answer.
+    Each distinct text is judged once per candidate, the most frequent text first, until the
+    remaining answers cannot win together. If the verifier of a group compares no answers
+    (`compares` returns None), the group's map is empty, and its answers are compared as text.
+    weights: vote of each completion, at least 0; default 1.
     """
     counts = weights or [[1.0] * len(each) for each in verdicts]
     ballots = [
@@ -111,9 +113,9 @@ def _ballot(
     passed = {one.extracted or "" for _, one in said if one.correct}
     right = [answer for answer in most if answer in passed]
     wrong = [answer for answer in most if answer not in passed and answer.strip()]
-    # With several accepted answers, two correct answers may differ from each other.
+    # If there are several accepted answers, two correct answers may differ from each other.
     if len(listed(group.problem.spec.get(compared[1]))) > 1:
         return _Ballot(group, *compared, votes, texts, [right, wrong])
-    # All correct answers are equal to the single accepted answer, and so to each other.
+    # All correct answers equal the single accepted answer, and so equal each other.
     names = dict.fromkeys(right, right[0]) if right else {}
     return _Ballot(group, *compared, votes, texts, [wrong], names)
