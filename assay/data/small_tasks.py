@@ -75,7 +75,7 @@ class SmallTask:
 def _sum(random: Random) -> SmallTask:
     left, right = random.randint(0, MOST), random.randint(0, MOST)
     answer = left + right
-    # Typical errors of addition are 1 too many or too few, and 10 too few after a lost carry.
+    # Typical errors of addition: a sum that is wrong by 1 or 2, or by 10 after a wrong carry.
     wrong = answer + random.choice((-10, -2, -1, 1, 2, 10))
     ones, tens = left % 10 + right % 10, left // 10 + right // 10
 

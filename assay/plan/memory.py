@@ -143,8 +143,9 @@ def plan_memory(
     needs a reference model. The setting ``guard.max_kl`` also needs a reference model, and is read
     from the configuration.
     has_critic: whether the training method has a critic, which is assumed to be as large as the
-    policy. teacher: model of the teacher, if it also serves as reference. libraries_mib: memory of
-    the interpreter and its libraries; None means the memory of this process without the models.
+    policy. teacher: model of the teacher, which also serves as reference; None without a teacher.
+    libraries_mib: memory of the interpreter and its libraries; None means the memory of this
+    process without the models.
     num_heldout: number of held-out problems. asked: number of tokens in each file that the teacher
     scores once, before the first step; empty if the teacher stays loaded. lean: whether the
     start-up probe accepted the lean decoder (`assay.model.probe`). gpu_mib: memory of a CUDA device
