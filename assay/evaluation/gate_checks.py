@@ -56,7 +56,7 @@ def comparison_checks(
     effort, and all canary files together. In one common family, additional canary files would
     weaken the tests of the problem sets. Within each family, a candidate that is as good as the
     other model fails with probability at most `chance` / 2, because the tests are two-sided and
-    only a loss counts. kinds: kind of each canary (the type of reward hack), by canary file.
+    only a loss counts. kinds: kind of each canary, such as ``weak_tests``, by file.
     """
     asked = {
         (number, one.name): asked_of(one, kinds[one.name])
