@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay.plan.devices import gpus
-from assay.plan.measured.on_device import DevicePlan, DeviceVariant, default_config, plan_on
+from assay.plan.devices import default_config, gpus
+from assay.plan.measured.on_device import DevicePlan, DeviceVariant, plan_on
 
 # Layers, width, MLP width, heads, key-value heads, tied head: from the published configurations.
 QWEN3 = {

@@ -111,29 +111,42 @@ def plan(
             " the GPU and without weights. Nothing is measured or written.",
         ),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERxGPU",
+            help="Simulate a run on several GPUs, as 64xH100: placement, seconds, cost. --out is"
+            " then the figure. Default: devices.svg next to CONFIG.",
+        ),
+    ] = None,
+    pilot: Annotated[
+        Path | None, typer.Option(help="With --devices: a short run, for its lengths.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="With --device and without CONFIG: the model to train.")
+        str | None, typer.Option(help="With --device(s) and without CONFIG: the model to train.")
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="With --device: tokens of a prompt. Default: 512.")
+        int | None, typer.Option(min=1, help="With --device(s): tokens of a prompt. Default: 512.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="With --device: price of one hour, for the cost.")
+        float | None, typer.Option(min=0, help="With --device(s): price of a GPU for one hour.")
     ] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Recommend a training method with reasons, a pilot, memory and time, without training."""
+    unused = {"--fact": facts, "--measure": measure}
+    if devices is not None:
+        about = config, model, overrides or [], {**unused, "--device": device}
+        show(_plan_on_devices(devices, pilot, prompt_tokens, price, out, overwrite, about), as_json)
+        return
     if device is not None:
-        unused = {"--fact": facts, "--measure": measure, "--out": out, "--overwrite": overwrite}
+        unused |= {"--out": out, "--overwrite": overwrite, "--pilot": pilot}
         show(_plan_on(device, config, model, prompt_tokens, price, overrides, unused), as_json)
         return
     # An option without effect is an error: the user would think that the plan uses the option.
-    for option, value in {
-        "--model": model,
-        "--prompt-tokens": prompt_tokens,
-        "--price": price,
-    }.items():
+    only = {"--model": model, "--prompt-tokens": prompt_tokens, "--price": price, "--pilot": pilot}
+    for option, value in only.items():
         if value is not None:
             raise UserError(message(option, "no --device", "a GPU to estimate, as --device H100"))
     from assay.plan.measured import plan as start
@@ -164,18 +177,12 @@ def _plan_on(
     `--device`.
     """
     from assay import config as configuration
-    from assay.plan.devices import find_gpu
+    from assay.plan.devices import default_config, find_gpu
 
     gpu = find_gpu(device)
-    for option, value in unused.items():
-        if value not in (None, False):
-            found, accepted = "given with --device", "no option that measures or writes"
-            raise UserError(message(option, found, accepted, "leave one of the two out"))
-    if (path is None) == (model is None):
-        found = "both" if path else "neither"
-        raise UserError(message("assay plan --device", found, "a CONFIG file or --model NAME"))
+    _check_estimate("--device", path, model, unused)
     # The plan is imported after the checks, because its import of torch takes seconds.
-    from assay.plan.measured.on_device import PROMPT_TOKENS, default_config, plan_on
+    from assay.plan.measured.on_device import PROMPT_TOKENS, plan_on
 
     if path is None:
         settings = default_config(str(model), overrides or [])
@@ -183,3 +190,49 @@ def _plan_on(
         settings = configuration.load(path, overrides or [])
     with configuration.naming_lines(path, overrides or []):
         return plan_on(gpu, settings, prompt_tokens or PROMPT_TOKENS, price)
+
+
+def _check_estimate(
+    option: str, path: Path | None, model: str | None, unused: dict[str, object]
+) -> None:
+    """Raise UserError for options that an estimate does not support, or without a model."""
+    for other, value in unused.items():
+        if value not in (None, False):
+            found, accepted = f"given with {option}", "no option that measures or writes"
+            raise UserError(message(other, found, accepted, "leave one of the two out"))
+    if (path is None) == (model is None):
+        found = "both" if path else "neither"
+        raise UserError(message(f"assay plan {option}", found, "a CONFIG file or --model NAME"))
+
+
+def _plan_on_devices(
+    devices: str,
+    pilot: Path | None,
+    prompt_tokens: int | None,
+    price: float | None,
+    out: Path | None,
+    overwrite: bool,
+    about: tuple[Path | None, str | None, list[str], dict[str, object]],
+) -> object:
+    """Simulate a run on several GPUs. about: CONFIG, the model, overrides, unused options."""
+    from assay import config as configuration
+    from assay.plan.cluster import check_placement
+    from assay.plan.devices import default_config, parse_devices
+
+    path, model, overrides, unused = about
+    count, gpu = parse_devices(devices)
+    _check_estimate("--devices", path, model, unused)
+    with configuration.naming_lines(path, overrides):
+        if path is None:
+            settings = default_config(str(model), overrides)
+        else:
+            settings = configuration.load(path, overrides)
+        check_placement(settings, count)
+        # The plan is imported after the checks, because its import of torch takes seconds.
+        from assay.plan.measured.on_devices import plan_on_devices
+        from assay.plan.measured.pilot_facts import read_pilot
+
+        facts = None if pilot is None else read_pilot(pilot)
+        found = plan_on_devices(gpu, count, settings, prompt_tokens, price, facts)
+    place = out or (path.parent if path is not None else Path()) / "devices.svg"
+    return found.with_figure(place, path.name if path is not None else str(model), overwrite)

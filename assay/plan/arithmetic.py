@@ -91,7 +91,8 @@ def units_from_rates(
     on_gpu = next(model.parameters()).device.type == "cuda"
     share = (GPU_LEAN if lean else GPU_MODULES) if on_gpu else SHARE_LEAN if lean else SHARE_MODULES
     slots, decoding = config.engine.slots, GPU_DECODING if on_gpu else SHARE_DECODING
-    decode = size / rates.bytes + slots * forward / (decoding * rates.operations)
+    decode_slot = forward / (decoding * rates.operations)
+    decode = size / rates.bytes + slots * decode_slot
     return UnitSeconds(
         begin=0.0,
         prompt_token=forward / (share * rates.operations),
@@ -99,6 +100,7 @@ def units_from_rates(
         update_fixed=trained * OPTIMIZER_BYTES / rates.bytes,
         update_token=learned / (share * rates.operations),
         teacher_token=forward / (share * rates.operations),
+        decode_slot=decode_slot,
     )
 
 

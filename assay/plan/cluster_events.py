@@ -152,7 +152,9 @@ class SimulatedRun:
             ),
         }
         learned = seconds - sum(phases.values())
-        return {name: value / len(counted) for name, value in (phases | {"update": learned}).items()}
+        return {
+            name: value / len(counted) for name, value in (phases | {"update": learned}).items()
+        }
 
 
 @dataclass(eq=False, slots=True)
@@ -174,11 +176,12 @@ class _Sampled:
 class _Sampler:
     """A sampler that decodes all its active completions together.
 
-    clock: time up to which it has been advanced. stall: seconds of reading or loading that are due
-    before the next decoding step. count: decoding steps so far. turn: number of changes, which
-    makes older events invalid.
+    place: its index. clock: time up to which it has been advanced. stall: seconds of reading or
+    loading that are due before the next decoding step. count: decoding steps so far. turn: number
+    of changes, which makes older events invalid.
     """
 
+    place: int
     costs: ClusterCosts
     work: ClusterWork
     clock: float = 0.0
@@ -285,7 +288,7 @@ class _Simulation:
         self, work: ClusterWork, costs: ClusterCosts, lengths: Sequence[Sequence[Sequence[int]]]
     ) -> None:
         self._work, self._costs, self._lengths = work, costs, lengths
-        self._samplers = [_Sampler(costs, work) for _ in range(work.num_samplers)]
+        self._samplers = [_Sampler(n, costs, work) for n in range(work.num_samplers)]
         self._batches: dict[int, _Batch] = {}
         self._events: list[tuple[float, int, int]] = []
         # Times at which each verifier has judged everything that it was given.
@@ -360,8 +363,7 @@ class _Simulation:
         """Schedule the next end of a completion of a sampler."""
         sampler.turn += 1
         if sampler.active:
-            event = sampler.next_end, self._samplers.index(sampler), sampler.turn
-            heapq.heappush(self._events, event)
+            heapq.heappush(self._events, (sampler.next_end, sampler.place, sampler.turn))
 
     def _next_event(self) -> None:
         now, place, turn = heapq.heappop(self._events)

@@ -135,6 +135,7 @@ def plan_memory(
     asked: Sequence[int] = (),
     lean: bool = True,
     gpu_mib: float | None = None,
+    layer_bytes: float | None = None,
 ) -> MemoryPlan:
     """Estimate the memory that a configuration needs with a loaded model. docs/planning.md has the
     formulas.
@@ -149,7 +150,9 @@ def plan_memory(
     num_heldout: number of held-out problems. asked: number of tokens in each file that the teacher
     scores once, before the first step; empty if the teacher stays loaded. lean: whether the
     start-up probe accepted the lean decoder (`assay.model.probe`). gpu_mib: memory of a CUDA device
-    with Triton, which this machine may lack; None means the device of the model.
+    with Triton, which this machine may lack; None means the device of the model. layer_bytes:
+    activation memory of one layer, in bytes per token; None means that it is measured, or follows
+    from a formula.
     """
     if libraries_mib is None:
         libraries_mib = measure_libraries(model, teacher)
@@ -165,6 +168,9 @@ def plan_memory(
     tokens = _tokens_at_once(config, model, prompt_tokens)
     stays = None if asked else teacher
     asking, elsewhere = _asking_bytes(config, model, teacher, tokens, asked)
+    if layer_bytes is None:
+        layer_bytes = saved_bytes(model, lean)
+    by_modules = not (lean and is_lean(model))
     parts = {
         "libraries": libraries_mib * MIB,
         "weights": weight_bytes(model),
@@ -178,7 +184,7 @@ def plan_memory(
         "slack": SLACK_MIB * MIB,
         "kernels": _kernel_bytes(config, model, prompt_tokens, tokens),
         "gradients": max(num_trained, num_critic) * FLOAT32,
-        **_update_parts(config, model, tokens, stays, lean, gpu_mib is not None),
+        **_update_parts(config, model, tokens, stays, layer_bytes, by_modules, gpu_mib is not None),
         **_generation_parts(config, model, prompt_tokens, num_heldout, gpu_mib),
     }
     found = {name: size / MIB for name, size in parts.items() if size}
@@ -325,15 +331,20 @@ def _asking_bytes(
 
 
 def _update_parts(
-    config: TrainConfig, model: Any, tokens: int, teacher: Any, lean: bool, kernels: bool
+    config: TrainConfig,
+    model: Any,
+    tokens: int,
+    teacher: Any,
+    layer_bytes: float,
+    by_modules: bool,
+    kernels: bool,
 ) -> dict[str, float]:
     """Return the bytes of an update by component, without those of the gradients."""
     parameter = next(model.parameters())
     device, size = parameter.device.type, parameter.element_size()
     shape = model.config.get_text_config()
     width, layers, vocabulary = shape.hidden_size, shape.num_hidden_layers, shape.vocab_size
-    layer_bytes = saved_bytes(model, lean)
-    by_modules = device == "cpu" and not (lean and is_lean(model))
+    by_modules = device == "cpu" and by_modules
     checkpointed = config.model.activation_checkpointing
     kept = layers * width * size if checkpointed else layers * layer_bytes
     fused = teacher is None and (kernels or triton_jit.takes(parameter))

@@ -24,6 +24,7 @@ MARK = "<!-- assay plan facts: "
 OUTCOME = "## How it ended"
 PAGE_OF = "# Decision: "
 PILOT_OF = "# The pilot, by assay plan, of "
+FIGURE_OF = "<!-- The devices, by assay plan, of "
 
 
 def chosen_by(config: TrainConfig) -> str:
@@ -166,7 +167,7 @@ def _plan_of(config_path: Path) -> Facts | None:
 
 
 def write_page(path: Path, text: str, overwrite: bool = False) -> None:
-    """Write the decision page that ``assay plan`` makes.
+    """Write the decision page that ``assay plan`` makes, its pilot, or its figure.
 
     overwrite: replace any existing file. Without ``overwrite``, UserError is raised for an existing
     file that is not a plan of this configuration.
@@ -184,9 +185,11 @@ def write_page(path: Path, text: str, overwrite: bool = False) -> None:
 
 
 def owner(text: str) -> str | None:
-    """Return the name of the configuration in a decision page or a pilot; None for any other
-    text."""
+    """Return the name of the configuration in a decision page, a pilot or a figure; None for any
+    other text."""
     first = text.partition("\n")[0]
+    if first.startswith(FIGURE_OF):
+        return first.removeprefix(FIGURE_OF)
     if first.startswith(PILOT_OF):
         return first.removeprefix(PILOT_OF)
     return first.removeprefix(PAGE_OF) if first.startswith(PAGE_OF) and MARK in text else None

@@ -59,7 +59,8 @@ class UnitSeconds:
         seconds of one decoding step with all slots. update_fixed: seconds of an update that do not
         depend on its number of tokens.
     update_token: seconds that each token adds to an update. teacher_token: seconds per token in the
-    forward pass of a teacher or a reference.
+    forward pass of a teacher or a reference. decode_slot: part of ``decode`` that each slot
+    adds; 0 if it is unknown.
     """
 
     begin: float
@@ -68,6 +69,7 @@ class UnitSeconds:
     update_fixed: float
     update_token: float
     teacher_token: float = 0.0
+    decode_slot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

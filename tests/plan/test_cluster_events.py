@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_more_of_a_resource_never_makes_a_step_much_longer(steps_ahead: int) -> 
             for count in (1, 2, 4, 8, 16)
         ]
         # A greedy schedule may lose a little by an addition (Graham's anomalies).
-        assert all(b <= 1.02 * a for a, b in zip(seconds, seconds[1:], strict=False)), name
+        assert all(b <= 1.02 * a for a, b in itertools.pairwise(seconds)), name
 
 
 def test_larger_costs_never_make_a_step_shorter() -> None:

@@ -15,8 +15,8 @@ from assay import cli
 from assay import config as configuration
 from assay.errors import ConfigError, ModelError
 from assay.host.files import write_json
-from assay.plan.devices import find_gpu, gpus
-from assay.plan.measured.on_device import DevicePlan, default_config, plan_on
+from assay.plan.devices import default_config, find_gpu, gpus
+from assay.plan.measured.on_device import DevicePlan, plan_on
 from assay.testing import save_tiny_model
 from bench.devices import cell, plan_of
 

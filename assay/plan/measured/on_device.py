@@ -163,22 +163,22 @@ def plan_on(
         raise ConfigError(message("assay plan --device", f"[{config.stage}]", accepted))
     has_adapters = False
     if shape is None:
-        shape, has_adapters = _read_shape(config.model)
+        shape, has_adapters = read_shape(config.model)
     # If the model's path has adapters, a run trains them further, so it needs the memory of LoRA.
     if has_adapters and config.model.lora is None:
-        config = _changed(config, {"model.lora": {}})
+        config = changed_config(config, {"model.lora": {}})
     dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
     # Building a skeleton takes seconds, so at most two are built: one with LoRA and one without.
     made: dict[bool, Any] = {}
 
     def estimated(settings: Mapping[str, Any]) -> DeviceVariant:
-        changed = _changed(config, settings)
+        changed = changed_config(config, settings)
         lora = changed.model.lora
         if (model := made.get(lora is not None)) is None:
             model = made[lora is not None] = skeleton(shape, dtype, "cuda", lora)
         return _variant(gpu, changed, settings, model, prompt_tokens)
 
-    variants = [estimated(settings) for settings in _lighter(config)]
+    variants = [estimated(settings) for settings in lighter_settings(config)]
     plain = made.get(False) or made[True]
     return DevicePlan(
         gpu=gpu,
@@ -192,24 +192,11 @@ def plan_on(
     )
 
 
-def default_config(model: str, overrides: Sequence[str] = ()) -> TrainConfig:
-    """Return a configuration with the default RL settings for a model. No configuration file is
-    read.
-    """
-    tree = {
-        "model": {"path": model},
-        "data": {"train": ["problems.jsonl"], "verifier": "math"},
-        "sampling": {"max_tokens": 1024},
-        "rl": {},
-    }
-    return configuration.build(tree, overrides)
-
-
 def _variant(
     gpu: Gpu, config: TrainConfig, settings: Mapping[str, Any], model: Any, prompt_tokens: int
 ) -> DeviceVariant:
     lean = is_lean(model)
-    has_reference, has_critic = _needs(config)
+    has_reference, has_critic = needed_models(config)
     # On a GPU, the libraries take CPU memory but no GPU memory, so they count as 0.
     memory = plan_memory(
         config,
@@ -228,7 +215,7 @@ def _variant(
     return DeviceVariant(settings, memory, expected, memory.total_mib <= gpu.usable_mib)
 
 
-def _needs(config: TrainConfig) -> tuple[bool, bool]:
+def needed_models(config: TrainConfig) -> tuple[bool, bool]:
     """Return whether the configured method needs a reference model, and whether it needs a
     critic."""
     if config.rl is not None:
@@ -239,7 +226,7 @@ def _needs(config: TrainConfig) -> tuple[bool, bool]:
     return False, False
 
 
-def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
+def lighter_settings(config: TrainConfig) -> Iterator[dict[str, Any]]:
     """Yield changes of settings, from the configured run to the settings that need the least
     memory."""
     # Recomputation and smaller micro-batches do not change the updates, so they are tried first.
@@ -263,7 +250,7 @@ def _lighter(config: TrainConfig) -> Iterator[dict[str, Any]]:
         yield settings | {"engine.num_slots": FEW_SLOTS}
 
 
-def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+def changed_config(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     tree = config.model_dump(exclude_none=True)
     for key, value in settings.items():
         section, _, name = key.partition(".")
@@ -272,7 +259,7 @@ def _changed(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
     return configuration.build(tree)
 
 
-def _read_shape(config: ModelConfig) -> tuple[Any, bool]:
+def read_shape(config: ModelConfig) -> tuple[Any, bool]:
     """Return the Transformers configuration of the base model, and whether the model's path has
     adapters."""
     folder = Path(config.path).expanduser()
