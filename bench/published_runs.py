@@ -60,7 +60,7 @@ def predicted_seconds(one: Published) -> float:
     }
     if not one.shared:
         tree["scale"] = {"rollout_actors": one.samplers, "steps_ahead": 1}
-    groups = [_lengths(one.mean_tokens - PROMPT, LONGEST - PROMPT)]
+    groups = _lengths(one.mean_tokens - PROMPT, LONGEST - PROMPT)
     pilot = PilotFacts("published", [groups], PROMPT, 0.0)
     config = configuration.build(tree)
     model = DevicesModel(find_gpu("H100"), config, _shape_of(one.model), PROMPT, pilot)

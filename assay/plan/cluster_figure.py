@@ -3,6 +3,7 @@ without a plotting library."""
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,7 +34,7 @@ def draw_devices(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {tall}" width="{total}"'
         f' font-family="sans-serif" font-size="11" fill="{INK}">',
-        f'<text x="{_LEFT}" y="16" font-size="12">{title}</text>',
+        f'<text x="{_LEFT}" y="16" font-size="12">{html.escape(title)}</text>',
     ]
     longest = max(seconds) or 1.0
     second = _TOP + _HEIGHT + _GAP
