@@ -11,14 +11,14 @@ layers among devices (tensor and pipeline parallel), and the simulation divides 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from assay import config as configuration
 from assay.plan.cluster import SIMULATED_STEPS, ClusterPlacement
+from assay.plan.cluster_events import simulate
 from assay.plan.devices import find_gpu
 from assay.plan.measured.on_devices import DevicesModel
 from assay.plan.measured.pilot_facts import PilotFacts
@@ -65,10 +65,15 @@ def predicted_seconds(one: Published) -> float:
     config = configuration.build(tree)
     model = DevicesModel(find_gpu("H100"), config, _shape_of(one.model), PROMPT, pilot)
     where = ClusterPlacement(one.learners, one.samplers, shard=True)
-    return model.simulated(where, SIMULATED_STEPS).step_seconds
+    # NeMo RL distributes completions, and not whole groups.
+    count = config.drawing.num_prompts * config.drawing.group_size if config.drawing else 0
+    work = replace(model.work(where), num_prompts=count, group_size=1)
+    single = [[[n] for group in step for n in group] for step in model.lengths(SIMULATED_STEPS)]
+    found = simulate(work, model.costs(where), single)
+    return found.step_seconds
 
 
-def _lengths(mean: float, most: int) -> list[Sequence[int]]:
+def _lengths(mean: float, most: int) -> list[list[int]]:
     """Return exponential lengths whose mean after the cut is a published one."""
     drawn = np.random.default_rng(0).exponential(1.0, (256, 32))
     low, high = mean, 100.0 * mean

@@ -27,7 +27,11 @@ COSTS = ClusterCosts(
 
 
 def run(lengths: Any, costs: ClusterCosts = COSTS, **settings: Any) -> SimulatedRun:
-    sizes = {"num_prompts": len(lengths[0]), "group_size": len(lengths[0][0]), "prompt_tokens": 100}
+    sizes: dict[str, Any] = {
+        "num_prompts": len(lengths[0]),
+        "group_size": len(lengths[0][0]),
+        "prompt_tokens": 100,
+    }
     return simulate(ClusterWork(**sizes | settings), costs, lengths)
 
 

@@ -63,7 +63,7 @@ def config(**sections: Any) -> TrainConfig:
 
 
 def plan(count: int, shape: Any = TINY, **sections: Any) -> DevicesPlan:
-    return plan_on_devices(H100, count, config(**sections), 128, shape=shape)
+    return plan_on_devices(H100, count, config(**sections), 128, shape=shape, counts=())
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,8 @@ def test_weights_are_sharded_if_the_run_fits_only_so() -> None:
         num_key_value_heads=8,
         vocab_size=1024,
     )
-    found = plan_on_devices(find_gpu("RTX3060"), 8, config(), 128, shape=large)
+    small = config(rl={"num_prompts": 16, "group_size": 1}, sampling={"max_tokens": 8})
+    found = plan_on_devices(find_gpu("RTX3060"), 8, small, 128, shape=large, counts=())
     assert found.settings["scale.shard"] is True and found.chosen.where.shard and found.fits
     assert found.learner.total_mib <= found.gpu.usable_mib
     assert "set scale.shard = true, or the run does not fit" in str(found)
@@ -244,7 +245,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["assay", "plan", *arguments])
-    return cli.command.run_command()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
 
 
 def test_the_command_prints_a_plan_and_writes_its_figure(

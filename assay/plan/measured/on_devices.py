@@ -376,11 +376,12 @@ def plan_on_devices(
     price: float | None = None,
     pilot: PilotFacts | None = None,
     shape: Any = None,
+    counts: Sequence[int] = COUNTS,
 ) -> DevicesPlan:
     """Estimate a configured run on several GPUs.
 
-    shape: as in `plan_on`. Raises ConfigError for a stage without an estimate, and for fewer
-    devices than [scale] asks for.
+    counts: numbers of devices in the figure. shape: as in `plan_on`. Raises ConfigError for a stage
+    without an estimate, and for fewer devices than [scale] asks for.
     """
     check_placement(config, count)
     shape = read_shape(config.model)[0] if shape is None else shape
@@ -413,7 +414,7 @@ def plan_on_devices(
         else model.sampler_memory(),
         fits=model.fits(chosen.where),
         num_steps=drawn.steps,
-        points=[model.point(number, shard, free=True) for number in COUNTS],
+        points=[model.point(number, shard, free=True) for number in counts],
         price=price,
     )
 
