@@ -32,15 +32,6 @@ from assay.plan.measured.on_devices import DevicesModel, DevicesPlan, plan_on_de
 from assay.plan.measured.pilot_facts import PilotFacts, fit_costs, read_pilot
 from assay.report.loaded import LoadedRun
 
-SHAPE = Qwen2Config(
-    num_hidden_layers=24,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_attention_heads=14,
-    num_key_value_heads=2,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-)
 TINY = Qwen2Config(
     num_hidden_layers=2,
     hidden_size=64,
@@ -142,7 +133,7 @@ def test_assumed_lengths_are_cut_at_the_maximum() -> None:
 
 
 def test_sharded_weights_divide_the_state_and_keep_a_whole_copy_on_the_first_rank() -> None:
-    model = DevicesModel(H100, config(), SHAPE)
+    model = DevicesModel(H100, config(), TINY)
     whole = model.learner_memory(ClusterPlacement(4, 4)).parts
     parts = model.learner_memory(ClusterPlacement(4, 4, shard=True)).parts
     for name in ("master", "optimizer", "gradients"):
@@ -165,7 +156,7 @@ def test_weights_are_sharded_if_the_run_fits_only_so() -> None:
         num_key_value_heads=8,
         vocab_size=1024,
     )
-    small = config(rl={"num_prompts": 16, "group_size": 1}, sampling={"max_tokens": 8})
+    small = config(rl={"num_prompts": 16, "group_size": 2}, sampling={"max_tokens": 8})
     found = plan_on_devices(find_gpu("RTX3060"), 8, small, 128, shape=large, counts=())
     assert found.settings["scale.shard"] is True and found.chosen.where.shard and found.fits
     assert found.learner.total_mib <= found.gpu.usable_mib
