@@ -197,7 +197,8 @@ def _check_estimate(
 ) -> None:
     """Raise UserError for options that an estimate does not support, or without a model."""
     for other, value in unused.items():
-        if value not in (None, False):
+        # Compared by identity, because --measure 0 is given and 0 == False.
+        if value is not None and value is not False:
             found, accepted = f"given with {option}", "no option that measures or writes"
             raise UserError(message(other, found, accepted, "leave one of the two out"))
     if (path is None) == (model is None):
