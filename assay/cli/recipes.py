@@ -60,6 +60,9 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Directory of a recipe's run to resume.")
     ] = None,
+    accept_changed_verifiers: Annotated[
+        bool, typer.Option(help="Resume a stage although its reward changed. Recorded in its run.")
+    ] = False,
     scale: Scale = None,
     directory: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs"),
     dry_run: Annotated[
@@ -76,7 +79,11 @@ def run(
         for one in looks:
             show(one, as_json)
         return
-    result = recipes.run_recipe(name, **how, directory=directory, quiet=as_json, say=say)
+    accept = accept_changed_verifiers
+    shown = {"quiet": as_json, "say": say}
+    result = recipes.run_recipe(
+        name, **how, accept_changed_verifiers=accept, directory=directory, **shown
+    )
     show(result, as_json)
     # Like any command, a recipe exits with 130 after Ctrl-C, so that a calling script also stops.
     if result.ended.startswith("interrupted"):

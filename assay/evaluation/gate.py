@@ -11,11 +11,19 @@ from assay.config import TrainConfig
 from assay.data.overlap import Questions, normalize, plain_text, words_in
 from assay.data.problems import load_problems
 from assay.data.traces import load_traces
+from assay.endpoint.costs import judge_costs
 from assay.errors import DataError, RunError, did_you_mean, message
 from assay.evaluation.compare import compare
 from assay.evaluation.compare_result import CompareResult
 from assay.evaluation.divergence import divergence
-from assay.evaluation.gate_checks import CANARIES, KINDS, Check, Outcome, comparison_checks
+from assay.evaluation.gate_checks import (
+    CANARIES,
+    KINDS,
+    Check,
+    Outcome,
+    comparison_checks,
+    cost_check,
+)
 from assay.evaluation.gate_thresholds import Thresholds, read_thresholds
 from assay.evaluation.policy_redteam import SUITE, attack_checks, check_policy
 from assay.host.files import plain, read_rows, write_json
@@ -128,7 +136,7 @@ def gate(
     _check_strong(strong, allow)
     _check_sandbox(canaries, model, options)
     _check_data(config, [*problems, *far], limits, model, options)
-    compared: list[CompareResult] = []
+    compared, spent = list[CompareResult](), judge_costs()
     asked = _efforts(config, options)
     files_of = [_file_of(Path(out), effort) for effort in asked]
     _announce(kinds, len(asked), quiet)
@@ -150,7 +158,7 @@ def gate(
                 **options,
             )
         )
-    checks: list[Check] = []
+    checks = [*cost_check(spent, judge_costs(), compared, limits)]
     compared, found = comparison_checks(compared, kinds, limits)
     for effort, file, some in zip(asked, files_of, found, strict=True):
         if strong is not None:

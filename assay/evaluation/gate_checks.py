@@ -29,6 +29,8 @@ SHOWN_WORSE = 3
 """Maximum number of canaries with a worse result that are listed for a file."""
 
 Outcome = Literal["passed", "failed", "info"]
+Costs = Mapping[str, Mapping[str, float]]
+"""Counts of each judge, by model."""
 Kinds = Mapping[str, str]
 """Kind of each canary of a file, by id."""
 
@@ -140,6 +142,7 @@ def set_checks(one: ComparedSet, limits: Thresholds) -> Iterator[Check]:
     yield _ratio_check(f"length, {one.name}", lengths, limits.max_length_ratio, "tokens")
     seconds = [1e3 * side.seconds / max(1, side.num_completions) for side in sides]
     yield _ratio_check(f"latency, {one.name}", seconds, limits.max_latency_ratio, "ms")
+    yield _verifier_check(one, limits.max_verifier_seconds)
 
 
 def _judged_check(one: ComparedSet, limits: Thresholds) -> Check:
@@ -161,6 +164,39 @@ def _ratio_check(name: str, values: Sequence[float], most: float | None, unit: s
     if most is None:
         return Check(name, found, None, "info")
     return Check(name, found, f"at most {most:g} times", "failed" if ratio > most else "passed")
+
+
+def _verifier_check(one: ComparedSet, most: float | None) -> Check:
+    """Check the mean time of a verdict on the candidate's completions."""
+    seconds = one.b.verifier_seconds
+    found = f"{1e3 * seconds:.3g} ms a verdict"
+    wanted = None if most is None else f"at most {1e3 * most:g} ms"
+    # The comparison is written with not, so that an unknown time (NaN) fails too.
+    bad = most is not None and not seconds <= most
+    outcome: Outcome = "info" if most is None else "failed" if bad else "passed"
+    return Check(f"verifier latency, {one.name}", found, wanted, outcome)
+
+
+def cost_check(
+    before: Costs, after: Costs, compared: Sequence[CompareResult], limits: Thresholds
+) -> Iterator[Check]:
+    """Yield a check of the judges' mean cost of a verdict, if a judge was asked.
+
+    before, after: costs of the judges before and after the comparisons (`judge_costs`).
+    """
+    requests, cost = (
+        sum(one[name] for one in after.values()) - sum(one[name] for one in before.values())
+        for name in ("requests", "cost")
+    )
+    if not requests and limits.max_verifier_cost is None:
+        return
+    sides = [side for each in compared for one in each.sets for side in (one.a, one.b)]
+    each = cost / max(1, sum(side.num_completions for side in sides))
+    most, found = limits.max_verifier_cost, f"{each:.3g} a verdict, {cost:.3g} in all"
+    found += "" if cost or not requests else " (the judge has no price_input and price_output)"
+    wanted = None if most is None else f"at most {most:g} a verdict"
+    outcome: Outcome = "info" if most is None else "failed" if each > most else "passed"
+    yield Check("verifier cost", found, wanted, outcome)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ class Thresholds(Section):
     max_latency_ratio: Positive | None = None
     """Largest time of a completion, as a multiple of the other model's. It depends on the
     machine."""
+    max_verifier_seconds: Positive | None = None
+    """Largest mean time of a verdict on the candidate's completions, in seconds. It depends on the
+    machine."""
+    max_verifier_cost: Positive | None = None
+    """Largest mean cost of a verdict on either model's completions, in the currency of the judge's
+    `price_input` and `price_output`."""
     max_not_judged: Rate = 0.1
     """Largest share of unjudged completions in a set or in a file of canaries."""
     max_kl: Positive | None = None

@@ -98,6 +98,7 @@ def run_recipe(
     until: str | None = None,
     resume: Path | None = None,
     scale: str | None = None,
+    accept_changed_verifiers: bool = False,
     quiet: bool = False,
     say: Say = print,
 ) -> RecipeResult:
@@ -105,7 +106,8 @@ def run_recipe(
 
     name: name of a built-in recipe, or path of a recipe file. overrides: changes of the form
     ``STAGE.KEY=VALUE``. until: name of the last stage to run. resume: directory of an earlier run
-    of the recipe, whose finished stages are reused unless their keys or inputs have changed. say:
+    of the recipe, whose finished stages are reused unless their keys or inputs have changed.
+    accept_changed_verifiers: resume an unfinished stage although its reward has changed. say:
     function that prints progress.
 
     Raises UserError for invalid input. The message of a stage's error begins with the stage's name.
@@ -122,7 +124,7 @@ def run_recipe(
         # A resume therefore depends neither on the original recipe file nor on --set.
         write_config(manifest.folder / FILE, tomli_w.dumps(plan.recipe.as_tree()))
         try:
-            ended = _run_stages(plan, quiet, say)
+            ended = _run_stages(plan, accept_changed_verifiers, quiet, say)
         finally:
             # The report is also written after a failure.
             # The report then shows the failed stage and the results of the finished stages.
@@ -262,7 +264,7 @@ def output_of(stage: RecipeStage, folder: str = "") -> str:
     return f"{folder}/{rows_name(stage.tree.get('output', 'jsonl'))}"
 
 
-def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
+def _run_stages(plan: _Plan, accept: bool, quiet: bool, say: Say) -> str:
     stages, manifest, standing = plan.stages, plan.manifest, plan.standing
     rows: dict[str, StageRow] = {}
     for number, stage in enumerate(stages, 1):
@@ -284,7 +286,7 @@ def _run_stages(plan: _Plan, quiet: bool, say: Say) -> str:
         say(f"{head}{stage.about or summary}")
         # The row is written before the stage runs, so that a resume after a kill finds its folder.
         manifest.put(row)
-        rows[stage.name] = row = _run_stage(stage, row, manifest, rows, quiet)
+        rows[stage.name] = row = _run_stage(stage, row, manifest, rows, accept, quiet)
         if not row.finished:
             return f"{row.ended} in stage {row.stage}"
     return "finished"
@@ -295,14 +297,18 @@ def _run_stage(
     row: StageRow,
     manifest: RecipeManifest,
     rows: Mapping[str, StageRow],
+    accept: bool,
     quiet: bool,
 ) -> StageRow:
-    """Run or resume one stage, and return its final manifest row."""
+    """Run or resume one stage, and return its final manifest row.
+
+    accept: resume although the stage's reward has changed.
+    """
     outputs = {name: manifest.output(one) for name, one in rows.items()}
     started, ended = time.perf_counter(), "failed"
     try:
         with naming(stage):
-            ended = _RUNNERS[stage.kind](stage, row, manifest, outputs, quiet)
+            ended = _RUNNERS[stage.kind](stage, row, manifest, outputs, accept, quiet)
     except AssayError as error:
         stays = (
             "finished stages are kept; fix the cause, then:"
@@ -323,6 +329,7 @@ def _make_model(
     row: StageRow,
     manifest: RecipeManifest,
     outputs: Mapping[str, str],
+    accept: bool,
     quiet: bool,
 ) -> str:
     make_tiny(stage, manifest.clear(row))
@@ -334,6 +341,7 @@ def _make_rows(
     row: StageRow,
     manifest: RecipeManifest,
     outputs: Mapping[str, str],
+    accept: bool,
     quiet: bool,
 ) -> str:
     run_stage(row.kind, settings_of_data(stage, outputs), manifest.clear(row))
@@ -345,6 +353,7 @@ def _train(
     row: StageRow,
     manifest: RecipeManifest,
     outputs: Mapping[str, str],
+    accept: bool,
     quiet: bool,
 ) -> str:
     from assay.session.stage import Stage
@@ -352,7 +361,8 @@ def _train(
 
     folder = manifest.place(row)
     if (folder / "config.toml").is_file():
-        return api.train(resume=folder, quiet=quiet).ended
+        run = api.train(resume=folder, accept_changed_verifiers=accept, quiet=quiet)
+        return run.ended
     # The directory has no configuration if the stage was killed before its run began.
     manifest.clear(row)
     run = {"directory": str(manifest.folder.absolute()), "name": folder.name}

@@ -1,6 +1,7 @@
 """The page ``decision.md`` of a run, which records why the run has its settings.
 
-`assay.plan` writes the page before the run, and each end of the run appends the outcome.
+`assay.plan` writes the page before the run. Each end of the run appends the outcome, and a resume
+with changed verifiers appends the changes.
 """
 
 from __future__ import annotations
@@ -23,13 +24,24 @@ def add_outcome(
     evaluations: Sequence[Mapping[str, Any]],
 ) -> None:
     """Append the outcome of a run to its decision page, if the page exists and is writable."""
-    line = f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {reason}, after step {step}"
-    line += f" of {num_steps}" if num_steps is not None else ""
+    of = f" of {num_steps}" if num_steps is not None else ""
+    _append(folder, f"{reason}, after step {step}{of}; {_accuracies(evaluations)}")
+
+
+def add_change(folder: Path, step: int, changes: Sequence[str]) -> None:
+    """Append the changes of verifiers with which a run continues to its decision page.
+
+    Results before and after a change are not comparable.
+    """
+    _append(folder, f"continued after step {step} with a changed reward: {'; '.join(changes)}")
+
+
+def _append(folder: Path, text: str) -> None:
     try:
         # Mode "a" would create a missing page, which would contain the outcome but no decision.
         with (folder / DECISION).open("r+", encoding="utf-8") as file:
             file.seek(0, 2)
-            file.write(f"{line}; {_accuracies(evaluations)}\n")
+            file.write(f"- {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {text}\n")
     # The page may be missing.
     # The next write of the run reports a full disk, so this function does not.
     except OSError:

@@ -27,7 +27,7 @@ from assay.host.removal import remove_temporary_files
 from assay.run import environment as surroundings
 from assay.run.between import BetweenSteps
 from assay.run.checkpoints import Checkpoints, Stateful
-from assay.run.decision import DECISION, add_outcome
+from assay.run.decision import DECISION, add_change, add_outcome
 from assay.run.evaluation_log import discard_answers
 from assay.run.evaluations import FINISHED_EARLY, best_step, why_settled
 from assay.run.history import History
@@ -344,6 +344,7 @@ class Run:
             self._write_environment()
         if changed:
             self.event("verifiers_changed", changes=changed)
+            add_change(self.folder, self.step, changed)
             if self.step in self.checkpoints.steps():
                 self.checkpoints.pin(self.step, "the newest before the reward changed")
             dropped = self.rollouts.discard_after(self.step)

@@ -16,7 +16,7 @@ from assay.run.evaluations import (
 )
 from assay.run.guard_windows import CheckFound, Seen, chance_of_evaluation, rise_in
 from assay.run.history import Window
-from assay.run.paired import Paired, gain_between, paired_rows
+from assay.run.paired import Paired, gain_between, paired_rows, sign_flip_p
 
 
 def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
@@ -96,9 +96,10 @@ def canaries_fell(rule: Rule, seen: Seen) -> CheckFound | None:
     """
     rows = seen.comparable(of_kind(seen.evaluations, CANARIES))
     paired = paired_rows(rows[0], rows[-1]) if len(rows) > 1 else Paired()
-    gain, p_value = paired.gain, paired.p_value
-    if gain is None or p_value is None or -gain.value <= rule.bound:
+    gain = paired.gain
+    if gain is None or -gain.value <= rule.bound:
         return None
+    p_value = sign_flip_p(paired.differences)
     # The test is two-sided, and only a fall counts, so the probability of a false alarm is half
     # the p value.
     if p_value / 2 >= chance_of_evaluation(rule, seen, len(rows) - 1):

@@ -42,7 +42,7 @@ _NO_SPEED = ("checkpoint", "evaluate", "record", "load_policy")
 
 def is_timing(key: str) -> bool:
     """Whether a metric depends on the clock or on the machine."""
-    return key.startswith(TIMING_PREFIXES) or key.endswith("/seconds")
+    return key.startswith(TIMING_PREFIXES) or key.endswith(("/seconds", "/verifier_seconds"))
 
 
 def rollout_metrics(

@@ -156,6 +156,8 @@ class Evaluation:
     the same answer. If the verifier cannot compare answers, votes are counted by the extracted
     text. majority is None with one sample per problem, or if no answer was extracted.
 
+    verifier_seconds: mean time of a verdict.
+
     by_problem: share of correct completions, by problem id. by_think: pass_at_1, stderr,
     num_problems and mean_tokens of each think mode, if the prompts have several modes. by_source:
     pass_at_1, stderr, num_problems, mean_tokens and by_problem for each source and think mode.
@@ -174,6 +176,7 @@ class Evaluation:
     mean_tokens: float = 0.0
     temperature: float = 0.0
     seconds: float = 0.0
+    verifier_seconds: float = math.nan
     by_problem: Mapping[str, float] = field(default_factory=dict[str, float])
     by_think: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
     by_source: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
@@ -332,6 +335,7 @@ class _Tally:
         self.lengths: list[int] = []
         self.num_truncated = 0
         self.num_not_judged = 0
+        self.verifier_seconds: list[float] = []
 
     def add(
         self,
@@ -348,6 +352,7 @@ class _Tally:
             self.num_truncated += sum(completion.truncated for completion in group.completions)
             judged = [verdict for verdict in group_verdicts if verdict.judged]
             self.num_not_judged += len(group_verdicts) - len(judged)
+            self.verifier_seconds += [verdict.seconds for verdict in judged]
             if judged:
                 self._add_problem(group, judged, same[n] if same else {})
 
@@ -395,6 +400,7 @@ class _Tally:
             mean_tokens=_mean(self.lengths),
             temperature=temperature,
             seconds=seconds,
+            verifier_seconds=_mean(self.verifier_seconds),
             by_problem=self.by_problem,
             by_think=self._by_think(),
             by_source=self._by_source() if len(self.parts) > 1 else {},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from assay.evaluation.compare_result import ComparedSet, CompareResult
-from assay.evaluation.gate_checks import Check, comparison_checks, set_checks
+from assay.evaluation.gate_checks import Check, Costs, comparison_checks, cost_check, set_checks
 from assay.evaluation.gate_thresholds import Thresholds
 from assay.run.paired import gain_of, sign_flip_p
 from assay.session.evaluate import Evaluation
@@ -30,6 +30,37 @@ def outcomes(one: ComparedSet, **limits: Any) -> list[str]:
     found = {check.name: check.outcome for check in set_checks(one, Thresholds(**limits))}
     first = [name for name in found if name.startswith(("correctness", "out of domain"))]
     return [found[name] for name in dict.fromkeys([*first, *found])]
+
+
+def test_a_slow_verifier_fails_only_above_a_limit() -> None:
+    slow = replace(evaluated(30), verifier_seconds=0.5)
+    (check,) = [
+        one
+        for one in set_checks(between(evaluated(30), slow), Thresholds())
+        if "verifier" in one.name
+    ]
+    assert check == Check("verifier latency, s", "500 ms a verdict", None, "info")
+    assert outcomes(between(evaluated(30), slow), max_verifier_seconds=1.0)[-1] == "passed"
+    assert outcomes(between(evaluated(30), slow), max_verifier_seconds=0.1)[-1] == "failed"
+    unknown = between(evaluated(30), evaluated(30))
+    assert outcomes(unknown, max_verifier_seconds=0.1)[-1] == "failed"
+
+
+def test_the_cost_of_a_judge_is_that_of_the_gate_alone() -> None:
+    sets = [between(evaluated(30), evaluated(30))]
+    before = {"judge": {"requests": 5.0, "cost": 3.0}}
+    after = {"judge": {"requests": 85.0, "cost": 5.0}, "other": {"requests": 1.0, "cost": 2.0}}
+
+    def found(after: Costs, **limits: Any) -> list[Check]:
+        compared = [CompareResult("a", "b", sets)]
+        return [*cost_check(before, after, compared, Thresholds(**limits))]
+
+    # Eighty verdicts: forty problems of each side.
+    (check,) = found(after, max_verifier_cost=0.04)
+    assert check.found == "0.05 a verdict, 4 in all" and check.outcome == "failed"
+    assert [one.outcome for one in found(after, max_verifier_cost=0.06)] == ["passed"]
+    assert [one.outcome for one in found(after)] == ["info"]
+    assert found(before) == [], "no judge was asked"
 
 
 def test_what_is_worse_on_held_out_problems_is_refused() -> None:
@@ -60,8 +91,8 @@ def test_what_is_worse_on_held_out_problems_is_refused() -> None:
 
 def test_length_and_latency() -> None:
     longer = between(evaluated(20), evaluated(20, tokens=16.0))
-    assert outcomes(longer) == ["passed", "passed", "failed", "info"]
-    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[2:] == ["passed"] * 2
+    assert outcomes(longer) == ["passed", "passed", "failed", "info", "info"]
+    assert outcomes(longer, max_length_ratio=2.0, max_latency_ratio=3.0)[2:4] == ["passed"] * 2
 
 
 def test_what_was_not_judged_is_told_and_refused_beyond_a_limit() -> None:

@@ -80,6 +80,23 @@ def test_a_killed_one_ends_as_one_that_was_never_killed(
         assert weights(killed / name) == weights(whole / name) != []
 
 
+def test_a_stage_with_a_changed_reward_goes_on_only_if_that_is_accepted(world: World) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        kill_at(3, patch, "reason")
+        world.run(world.file())
+    folder = world.folder / "runs" / "two"
+    file = folder / "reason" / "environment.json"
+    facts = json.loads(file.read_text())
+    (verifier,) = facts["verifiers"].values()
+    verifier["hash"] = "0" * 64
+    file.write_text(json.dumps(facts))
+    with pytest.raises(RunError, match=r"the reward has changed .*--accept-changed-verifiers"):
+        world.run(resume=folder)
+    assert world.run(resume=folder, accept_changed_verifiers=True).ended == "finished"
+    page = (folder / "reason" / "decision.md").read_text()
+    assert "continued after step 2 with a changed reward: " in page
+
+
 def test_what_has_not_changed_is_not_run_again(world: World) -> None:
     recipe = world.file()
     folder = Path(world.run(recipe, until="cold").folder)

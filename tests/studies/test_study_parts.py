@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 from assay.reward_models.steps import Places, split_steps
 from assay.types import Completion, Problem, ThinkFormat
-from studies import audit_rates
+from studies import audit_rates, canary_rates
 from studies.chain_steps import judge_steps
 from studies.overoptimization import best_of_n, divergence
 from studies.pools import flipped, pairs
@@ -97,3 +98,15 @@ def test_false_accept_finds_a_verifier_that_is_exploited_and_is_silent_about_an_
     )
     found = audit_rates.exploited_run((0.6, 0.1, 0))
     assert 66 < found < 134, "while the overruled share rises"
+
+
+def test_canary_loss_finds_lost_canaries_and_is_silent_about_kept_ones() -> None:
+    def stops(loss: float) -> list[int]:
+        found = (
+            canary_rates.stopped_at(100, 200, 20, 0.05, loss, np.random.default_rng(number))
+            for number in range(5)
+        )
+        return [*found]
+
+    assert stops(0.0) == [0] * 5
+    assert all(20 < step < 200 for step in stops(0.2))
