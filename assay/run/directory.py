@@ -100,9 +100,9 @@ class Run:
         self._heartbeat = Heartbeat(self.clock.now, self._journals.notify)
         self._paused: str | None = None
         GlobalRandomState.seed(config.run.seed)
-        every, limit = config.evaluation.every, config.run.max_minutes
+        name, every, limit = folder.name, config.evaluation.every, config.run.max_minutes
         self.progress = Progress(
-            folder.name, self.num_steps, quiet, evaluate_every=every, max_minutes=limit
+            name, self.num_steps, quiet, evaluate_every=every, max_minutes=limit
         )
         if not quiet:
             self.listen(self.progress)
