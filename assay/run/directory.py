@@ -100,10 +100,8 @@ class Run:
         self._heartbeat = Heartbeat(self.clock.now, self._journals.notify)
         self._paused: str | None = None
         GlobalRandomState.seed(config.run.seed)
-        name, every, limit = folder.name, config.evaluation.every, config.run.max_minutes
-        self.progress = Progress(
-            name, self.num_steps, quiet, evaluate_every=every, max_minutes=limit
-        )
+        run, every, end = folder.name, config.evaluation.every, config.run.max_minutes
+        self.progress = Progress(run, self.num_steps, quiet, evaluate_every=every, max_minutes=end)
         if not quiet:
             self.listen(self.progress)
 
