@@ -73,16 +73,22 @@ class PhaseClock:
             self._at_hand.remove(work)
 
     def each(
-        self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
+        self,
+        items: Sequence[Item],
+        what: str,
+        part: tuple[int, int] = (0, 1),
+        can_stop: bool = True,
     ) -> Generator[Item]:
         """Yield micro-batches and count them for the progress display.
 
         part: (index, number) of this loop, if the work consists of several loops of equal length.
+        can_stop: call ``check`` before each item.
         """
         number, parts = part
         with self.working(what, parts * len(items), "micro-batches") as work:
             for done, item in enumerate(items, number * len(items)):
-                self.check()
+                if can_stop:
+                    self.check()
                 work.done = done
                 yield item
 

@@ -37,13 +37,21 @@ class AdamW:
     float16 parameter has a float32 master weight in the optimizer state. A float32 parameter needs
     no separate master weight. Weight decay applies to matrices, but not to vectors (norms, biases).
 
+    slices: range of each flattened parameter that this rank steps (`assay.learn.state_slices`),
+        without parameters of which it steps nothing; None: all of every parameter.
     state: tensors by parameter and key (``lower`` or ``master``, ``exp_avg``, ``exp_avg_sq``),
-        allocated at the first step of a parameter.
-    num_steps: number of steps so far of each parameter.
+        allocated at the first step of a parameter. With ``slices``, the tensors of the slices.
+    num_steps: number of steps so far of each parameter, with or without a slice.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], config: OptimizerConfig) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        config: OptimizerConfig,
+        slices: Mapping[str, slice] | None = None,
+    ) -> None:
         self.parameters = parameters
+        self.slices = slices
         self.config = config
         self.state: State = {}
         self._arenas: dict[str, Arena] = {}
@@ -58,38 +66,47 @@ class AdamW:
         """
         workbenches: dict[torch.device, _Workbench] = {}
         for name, gradient in gradients.items():
-            parameter = self.parameters[name].detach()
+            self.num_steps[name] = self.num_steps.get(name, 0) + 1
+            if self.slices is not None and name not in self.slices:
+                continue
+            parameter = self.part(name, self.parameters[name])
             # State is allocated at the first gradient, so unused parameters cost no memory.
             if name not in self.state:
                 self._begin(name)
-            self.num_steps[name] += 1
             workbench = workbenches.setdefault(parameter.device, _Workbench(parameter.device))
-            tensors = {"parameter": parameter, "gradient": gradient, **self.state[name]}
+            own = self.part(name, gradient)
+            tensors = {"parameter": parameter, "gradient": own, **self.state[name]}
             settings: dict[str, Any] = {
                 "lr": learning_rate,
                 "beta1": self.config.betas[0],
                 "beta2": self.config.betas[1],
                 "eps": self.config.epsilon,
                 # Weight decay is not applied to norms and biases, as usual for transformers.
-                "weight_decay": self.config.weight_decay if parameter.dim() >= 2 else 0.0,
+                "weight_decay": self.config.weight_decay if gradient.dim() >= 2 else 0.0,
             }
             if adamw_kernel.can_step(tensors):
                 adamw_kernel.step(tensors, self.num_steps[name], settings, scale)
                 continue
             key = noise_key(name, self.num_steps[name])
+            start = 0 if self.slices is None else self.slices[name].start
             for first, piece in pieces(tensors):
                 # Clipping scales each piece while it is in the cache.
                 # A separate pass for clipping would read all gradients from memory again.
                 if scale != 1.0:
                     piece["gradient"].mul_(scale)
-                workbench.step(piece, self.num_steps[name], settings, key, first)
+                workbench.step(piece, self.num_steps[name], settings, key, start + first)
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the slice of a parameter, or of a tensor of its shape, that this rank steps."""
+        tensor = tensor.detach()
+        return tensor if self.slices is None else tensor.reshape(-1)[self.slices[name]]
 
     def master(self, name: str) -> Tensor:
-        """Return a copy of the float32 weights of a parameter."""
+        """Return a copy of the float32 weights of a parameter, or of the slice of this rank."""
         state = self.state.get(name, {})
         if "master" in state:
             return state["master"].clone()
-        parameter = self.parameters[name].detach()
+        parameter = self.part(name, self.parameters[name])
         numbers = torch.empty_like(parameter, dtype=torch.float32).copy_(parameter)
         if "lower" in state:
             join_halves(parameter, state["lower"], out=numbers)
@@ -110,37 +127,39 @@ class AdamW:
         weights into the model too.
         """
         for name, tensors in saved.items():
-            parameter, wanted = self.parameters[name], self._dtypes(name)
+            parameter, wanted = self.parameters[name], self.dtypes(name)
             if tensors.keys() != wanted.keys():
                 raise ValueError(f"{name} with {sorted(tensors)} in place of {sorted(wanted)}")
             for key, tensor in tensors.items():
                 if tensor.shape != parameter.shape:
                     raise ValueError(f"{name} with {key} of shape {tuple(tensor.shape)}")
         # All tensors are checked before the first one is copied, so a wrong file changes nothing.
-        self.state = {name: self._room(name) for name in saved}
+        mine = saved if self.slices is None else [name for name in saved if name in self.slices]
+        self.state = {name: self._room(name) for name in mine}
         for name, held in self.state.items():
             for key, tensor in held.items():
-                tensor.copy_(saved[name][key])
+                tensor.copy_(self.part(name, saved[name][key]))
         self.num_steps = {name: int(plain[name]["step"]) for name in saved}
 
     def _begin(self, name: str) -> None:
-        self.num_steps[name] = 0
         self.state[name] = self._room(name)
         for key, tensor in self.state[name].items():
             if key == "master":
-                tensor.copy_(self.parameters[name])
+                tensor.copy_(self.part(name, self.parameters[name]))
             else:
                 tensor.zero_()
 
     def _room(self, name: str) -> dict[str, Tensor]:
         """Return uninitialized tensors for the state of a parameter."""
-        for key, dtype in self._dtypes(name).items():
+        for key, dtype in self.dtypes(name).items():
             if key not in self._arenas:
-                same = {n: p for n, p in self.parameters.items() if key in self._dtypes(n)}
-                self._arenas[key] = Arena(same, dtype)
-        return {key: self._arenas[key].take(name) for key in self._dtypes(name)}
+                held = self.parameters if self.slices is None else self.slices
+                same = [n for n in held if key in self.dtypes(n)]
+                parts = {n: self.part(n, self.parameters[n]) for n in same}
+                self._arenas[key] = Arena(parts, dtype)
+        return {key: self._arenas[key].take(name) for key in self.dtypes(name)}
 
-    def _dtypes(self, name: str) -> dict[str, torch.dtype]:
+    def dtypes(self, name: str) -> dict[str, torch.dtype]:
         """Return the dtypes of the state tensors of a parameter."""
         moments = getattr(torch, self.config.state_dtype)
         dtypes: dict[str, torch.dtype] = {"exp_avg": moments, "exp_avg_sq": moments}

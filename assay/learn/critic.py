@@ -137,7 +137,7 @@ class Critic:
     def values(self, batch: Batch) -> Tensor:
         """Return the value of the state before each token, [T] in float32."""
         values_T = torch.zeros_like(batch.behavior_logprobs_T)
-        for micro_batch in self.passes.clock.each(self.passes.split(batch), "values"):
+        for micro_batch in self.passes.counted(self.passes.split(batch), "values"):
             values_T[micro_batch.token_index_T] = self.head(self.passes.hidden(micro_batch)).float()
         # At the tokens of other ranks, the values of this rank are 0, so their sum is exact.
         self.passes.ranks.add([values_T])
@@ -146,14 +146,16 @@ class Critic:
     def save_state(self, folder: Path) -> None:
         """Write ``critic/``: head, optimizer state, and the value model in Hugging Face layout."""
         place = folder / FOLDER
-        place.mkdir(parents=True, exist_ok=True)
+        if not self.passes.ranks.rank:
+            place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
             # The head is written into the score layer: the folder loads as a reward model, too.
             self.own.write_score()
             self.passes.save_state(place)
         else:
             self.optimizer.save_state(place)
-        self.head.save(place)
+        if not self.passes.ranks.rank:
+            self.head.save(place)
 
     def load_state(self, folder: Path) -> None:
         """Restore the critic from `save_state`, bit for bit. Raises RunError."""
@@ -233,7 +235,7 @@ class CriticUpdate:
         critic, passes = self.critic, self.critic.passes
         if not self.joins:
             micro_batches = passes.split(self.batch, self._groups) if self._groups else []
-            for micro_batch in passes.clock.each(micro_batches, "critic"):
+            for micro_batch in passes.counted(micro_batches, "critic"):
                 with passes.recomputed():
                     # During a shared critic's warm-up, only the head learns, not the layers.
                     with torch.set_grad_enabled(not critic.shared):

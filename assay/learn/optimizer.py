@@ -21,6 +21,7 @@ from assay.learn.adamw import AdamW, Plain, State, pieces
 from assay.learn.adamw_8bit import AdamW8bit
 from assay.learn.arena import Arena
 from assay.learn.ranks import ALONE, Ranks
+from assay.learn.state_slices import StateSlices
 
 STATE_FILE = "optimizer.safetensors"
 
@@ -98,8 +99,18 @@ class Optimizer:
                 message("model", "no trainable parameter", "at least one", "unfreeze some")
             )
         self._names = {id(parameter): name for name, parameter in self.trained.items()}
-        rule = AdamW8bit if config.name == "adamw_8bit" else AdamW
-        self.rule: AdamW | AdamW8bit = rule(self.trained, self.config)
+        self._slices: StateSlices | None = None
+        self.rule: AdamW | AdamW8bit
+        # 8-bit AdamW quantizes blocks of whole parameters, and a slice of a tensor that is not
+        # contiguous would be a copy. Tensors in ``trained`` are divided among the ranks already.
+        is_plain = config.name != "adamw_8bit" and all(p.is_contiguous() for p in found.values())
+        if ranks.size > 1 and trained is None and is_plain:
+            self._slices = StateSlices(self.trained, ranks)
+        if config.name == "adamw_8bit":
+            self.rule = AdamW8bit(self.trained, self.config)
+        else:
+            own = None if self._slices is None else self._slices.own
+            self.rule = AdamW(self.trained, self.config, own)
         self._added: dict[str, Tensor] = {}
         narrow = {name: p for name, p in self.trained.items() if p.dtype != torch.float32}
         self._arena = Arena(narrow, torch.float32)
@@ -167,6 +178,8 @@ class Optimizer:
             # The constant 1e-6 is that of torch's `clip_grad_norm_`.
             scale = (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1.0).item()
             self.rule.step(gradients, scale, learning_rate)
+            if self._slices is not None:
+                self._slices.exchange(gradients.keys())
             self.num_steps += 1
         self.zero_grad()
         return StepReport(grad_norm, learning_rate, skipped)
@@ -201,9 +214,14 @@ class Optimizer:
         """Write moments, master weights or their lower halves, and counts.
 
         The file is ``optimizer.safetensors``. Tensors are written from their memory, without a
-        copy.
+        copy. All learner ranks call this method; rank 0 collects the state and writes the file.
         """
-        write_state(folder / STATE_FILE, *self.rule.save(), self.num_steps)
+        state, plain = self.rule.save()
+        if self._slices is not None:
+            assert isinstance(self.rule, AdamW)
+            state = self._slices.collected(self.rule)
+        if self.ranks.rank == 0:
+            write_state(folder / STATE_FILE, state, plain, self.num_steps)
 
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit.

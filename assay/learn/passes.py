@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import torch.utils.checkpoint
@@ -32,11 +32,14 @@ from assay.model.logprobs import TokenStats, token_logprobs
 from assay.model.packing import Batch, Layout, MicroBatch
 from assay.model.weights import Weights
 
+Item = TypeVar("Item")
+
 # Names of the learner methods that all ranks run together.
 # All other methods of the learner run only on rank 0.
 SHARED_CALLS = (
     "score_batch",
     "update",
+    "save_state",
     "load_state",
     # Type of the state of the preference learner and of the reward model learner.
     "logprobs",
@@ -47,7 +50,7 @@ SHARED_CALLS = (
     "scores",
 )
 # Names of the learner methods that all ranks also run together if the weights are sharded.
-SHARDED_CALLS = ("gather", "save_state")
+SHARDED_CALLS = ("gather",)
 # Number of elements per parameter that the checksum of `PassesLearner.digest` reads.
 DIGESTED = 16
 
@@ -174,17 +177,26 @@ class Passes:
         other ranks.
         """
         if self.shards is None:
-            yield from self.clock.each(micro_batches, what, part)
+            yield from self.counted(micro_batches, what, part)
             return
         padded, empty = self.shards.aligned(micro_batches, self.device)
-        # The clock would end an interrupted update in one rank, but a checkpoint needs all ranks.
-        yield from padded
+        yield from self.counted(padded, what, part)
         for micro_batch in empty:
             with self.recomputed():
                 stats = self.stats(micro_batch)
                 if torch.is_grad_enabled():
                     # In the backward pass, the other ranks sum their gradients as well.
                     self.backward(0.0 * stats.logprobs_T.sum())
+
+    def counted(
+        self, items: Sequence[Item], what: str, part: tuple[int, int] = (0, 1)
+    ) -> Generator[Item]:
+        """Yield items and count them for the progress display, as `PhaseClock.each` does.
+
+        Shared passes go on after an interrupt, because a checkpoint needs all ranks, and only the
+        clock of rank 0 knows of the interrupt.
+        """
+        yield from self.clock.each(items, what, part, can_stop=not self.ranks.divides)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a loss to the accumulated gradients of the parameters."""
@@ -237,7 +249,7 @@ class Passes:
         each.
         """
         logprobs_T, found_T = torch.zeros_like(batch.behavior_logprobs_T).repeat(2, 1)
-        for micro_batch in self.clock.each(self.split(batch), "scoring"):
+        for micro_batch in self.counted(self.split(batch), "scoring"):
             stats = self.stats(micro_batch)
             logprobs_T[micro_batch.token_index_T] = stats.logprobs_T.float()
             found_T[micro_batch.token_index_T] = head(stats.hidden_TD).float()
@@ -247,21 +259,18 @@ class Passes:
     def save_state(self, folder: Path) -> None:
         """Write the policy in Hugging Face layout and the state of the optimizer.
 
-        With sharded weights, all ranks call this method, and rank 0 writes the files.
+        All ranks call this method, and rank 0 writes the files.
         """
         policy: Any = self.policy if self.shards is None else self.shards.full
         if self.shards is not None:
             self.shards.gather()
-            self.optimizer.save_state(folder)
+        self.optimizer.save_state(folder)
         if not self.ranks.rank:
             if self.tokenizer is None:
                 policy.save_pretrained(folder)
             else:
                 save_model(policy, self.tokenizer, folder)
-        if self.shards is None:
-            self.optimizer.save_state(folder)
-        else:
-            self.ranks.await_first()
+        self.ranks.await_first()
 
     def load_state(self, folder: Path) -> None:
         """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises

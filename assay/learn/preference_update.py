@@ -92,7 +92,7 @@ class PreferenceLearner(PassesLearner):
         with self.clock.phase("update"), passes.open():
             task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
             whole, apart = self._plan(batch)
-            for micro_batch in self.clock.each(whole, "update"):
+            for micro_batch in self.passes.counted(whole, "update"):
                 with passes.recomputed():
                     stats = passes.stats(micro_batch)
                     task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
@@ -108,7 +108,7 @@ class PreferenceLearner(PassesLearner):
         """Return the metrics of these pairs without training on them."""
         task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
         with torch.no_grad(), self.passes.open():
-            for micro_batch in self.clock.each(self.passes.split(pairs.batch), "held-out pairs"):
+            for micro_batch in self.passes.counted(self.passes.split(pairs.batch), "held-out pairs"):
                 stats = self.passes.stats(micro_batch)
                 task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
             task.exchange(self.passes.ranks)
@@ -163,7 +163,7 @@ class PreferenceLearner(PassesLearner):
         (by_logprobs_R,) = torch.autograd.grad(task.loss(logprobs_R, index_R), logprobs_R)
         gains_R = torch.zeros_like(task.logprobs_R)
         gains_R[index_R] = by_logprobs_R
-        for part in self.clock.each(parts, "update"):
+        for part in self.passes.counted(parts, "update"):
             gains_T = gains_R[part.row_index_R][part.batch.row_T] * part.batch.sampled_T
             gains_T = gains_T.float()
             with passes.recomputed():

@@ -1,9 +1,9 @@
 """Learner ranks: processes that hold the same policy and share the passes of every update.
 
-All ranks have the same weights and optimizer state, get the same batches, and run the same code, so
-each makes the same decisions. Only forward and backward passes are divided: a rank computes its own
-groups. Gradients are summed before each optimizer step, and per-token results are exchanged, so
-losses and metrics are those of the whole batch.
+All ranks have the same weights, get the same batches, and run the same code, so each makes the same
+decisions. Forward and backward passes are divided: a rank computes its own groups. Gradients are
+summed before each optimizer step, and per-token results are exchanged, so losses and metrics are
+those of the whole batch. The optimizer state is divided too (`assay.learn.state_slices`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -49,7 +50,7 @@ class Ranks:
         self._depth = 0
         self._is_broken = False
         self._calls: Any = None
-        self._reason: Callable[[], str] = str
+        self._reason: Callable[[str], str] = str
 
     @classmethod
     def join(
@@ -59,13 +60,13 @@ class Ranks:
         size: int,
         patience: float,
         device: str,
-        reason: Callable[[], str] = str,
+        reason: Callable[[str], str] = str,
     ) -> Ranks:
         """Join the other ranks. Raises WorkerDied if not all ranks join within ``patience``.
 
         patience: seconds that a rank waits for the others in one collective operation. device: type
-        of the learner's device. reason: function that returns why another rank ended, for the error
-        message; "" if unknown.
+        of the learner's device. reason: function that returns which other rank ended and why, for
+        the error message, from the error of the communication.
         """
         if dist.is_initialized():
             raise RunError(
@@ -124,17 +125,32 @@ class Ranks:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks, with equal bits on all ranks."""
-        if not self.divides:
-            return
+        if self.divides:
+            self._in_buckets(tensors, dist.all_reduce, "a sum")
+
+    def spread(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Replace each tensor by the tensor of rank ``source``."""
+        if self.divides:
+            self._in_buckets(tensors, partial(dist.broadcast, src=source), "the weights")
+
+    def bring(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Replace each tensor of rank 0 by the tensor of rank ``source``, which calls this too."""
+        sends = partial(dist.send, dst=0) if self.rank else partial(dist.recv, src=source)
+        self._in_buckets(tensors, sends, "the optimizer state")
+
+    def _in_buckets(
+        self, tensors: Sequence[Tensor], operation: Callable[[Tensor], Any], what: str
+    ) -> None:
+        """Apply an operation that changes a tensor in place to buckets of tensors."""
         for bucket in _buckets(tensors):
-            # A large tensor is summed in place, which saves a copy in a flat buffer.
+            # A large tensor is used in place, which saves a copy in a flat buffer.
             if len(bucket) == 1 and bucket[0].is_contiguous():
-                with self.waiting("a sum"):
-                    dist.all_reduce(bucket[0])
+                with self.waiting(what):
+                    operation(bucket[0])
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            with self.waiting("a sum"):
-                dist.all_reduce(flat)
+            with self.waiting(what):
+                operation(flat)
             parts = flat.split([tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
@@ -214,7 +230,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            reason = self._reason() or cause(error)[:300]
+            reason = self._reason(cause(error)[:300])
             waited = f"learner rank {self.rank} waited for the other {self.size - 1} at {what}"
             remedy = "continue with --resume (scale.patience bounds the wait)"
             raise WorkerDied(f"{waited}: {reason}; {remedy}") from error

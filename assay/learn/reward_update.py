@@ -44,7 +44,7 @@ class RewardLearner(PassesLearner):
         with self.clock.phase("update"), passes.open():
             mine = [groups[n] for n in self._mine(groups)]
             rows = [*micro_batches(mine, passes.max_tokens, passes.layout)]
-            for part in self.clock.each(rows, "update"):
+            for part in self.passes.counted(rows, "update"):
                 batch = pack_scores(part, self.device)
                 with passes.recomputed():
                     scores_M = self._scores(batch, learns=True)

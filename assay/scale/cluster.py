@@ -89,6 +89,7 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
                 raise WorkerDied(f"the local Ray cluster does not start: {said}") from error
             raise _no_cluster(str(address), error) from error
     stack.callback(_close, ray)
+    show_notices(ray, False)
     _check_room(ray, settings)
     # Machines with different library versions round differently, or cannot read the pickles.
     if not is_local(settings):
@@ -140,7 +141,7 @@ def check_alive() -> None:
     """
     ray = import_ray()
     # Ray has no public function that returns the state of its own processes.
-    node = getattr(getattr(getattr(ray, "_private", None), "worker", None), "_global_node", None)
+    node = getattr(_worker_module(ray), "_global_node", None)
     if node is None:
         return
     if not node.is_head():
@@ -277,9 +278,26 @@ def _restored_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def show_notices(ray: Any, shown: bool) -> None:
+    """Switch Ray's notices in the standard output of this process, such as about a killed actor.
+
+    The notices are several lines about the causes of an event that the command itself reports, and
+    would break the output of ``--json``.
+    """
+    # Ray has no public option for these notices, which do not depend on ``log_to_driver``.
+    if (worker := _worker_module(ray)) is not None:
+        worker._worker_logs_enabled = shown
+
+
+def _worker_module(ray: Any) -> Any:
+    """Return Ray's module with the state of this process, if this version of Ray has it."""
+    return getattr(getattr(ray, "_private", None), "worker", None)
+
+
 def _close(ray: Any) -> None:
     with _restored_signals():
         ray.shutdown()
+    show_notices(ray, True)
 
 
 def _check_port(address: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from threading import Timer
 from typing import Any
 
@@ -118,7 +119,8 @@ def open_ranks(
     stack.callback(end, actors)
     running = [actor.run.remote(sent, rank) for rank, actor in enumerate(actors, 1)]
     with environment(meeting.environment):
-        ranks = Ranks.join(store, 0, size, settings.patience, device, lambda: _reason(ray, running))
+        why = partial(_reason, ray, running)
+        ranks = Ranks.join(store, 0, size, settings.patience, device, why)
     stack.callback(_dismiss, ray, ranks, running)
     return ranks
 
@@ -138,25 +140,46 @@ def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple
 
 def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:
     """End the other ranks by a last call, unless a rank has failed."""
-    if not _reason(ray, running, 0.0):
+    if not _errors(ray, running, 0.0):
         with suppress(WorkerDied):
             if ranks.dismiss():
                 ray.wait([*running], num_returns=len(running), timeout=END_SECONDS)
     ranks.leave()
 
 
-def _reason(ray: Any, running: Sequence[Any], seconds: float = REPORT_SECONDS) -> str:
-    """Return the error message of a rank that ended, or "" if no rank reported an error."""
+def _reason(ray: Any, running: Sequence[Any], found: str) -> str:
+    """Return why the communication with the other ranks failed, and in which rank.
+
+    found: error of the communication in this process.
+    """
+    errors = _errors(ray, running, REPORT_SECONDS)
+    # Other errors have precedence, because WorkerDied only reports that a rank is lost.
+    own = [text for is_of_others, text in errors.values() if not is_of_others]
+    if own:
+        return own[0]
+    silent = [str(rank) for rank in range(1, 1 + len(running)) if rank not in errors]
+    if not silent:
+        return min(text for _, text in errors.values())
+    # Ranks that wait for a hung rank report that they waited, and the hung rank reports nothing.
+    who, verb = ("learner rank", "has") if len(silent) == 1 else ("learner ranks", "have")
+    return f"{who} {' and '.join(silent)} {verb} not answered ({found})"
+
+
+def _errors(ray: Any, running: Sequence[Any], seconds: float) -> dict[int, tuple[bool, str]]:
+    """Wait for error messages; return (whether the rank only lost another rank, message) by rank.
+
+    A rank that ended without an error, or did not end within ``seconds``, is not in the result.
+    """
     ended, _ = ray.wait([*running], num_returns=len(running), timeout=seconds)
-    reasons: list[tuple[bool, str]] = []
+    found: dict[int, tuple[bool, str]] = {}
     for ref in ended:
-        who = f"learner rank {running.index(ref) + 1}"
+        rank = running.index(ref) + 1
         try:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             why = error.cause or error
-            reasons.append((isinstance(why, WorkerDied), f"{who}: {cause(why)[:300]}"))
+            text = f"learner rank {rank}: {cause(why)[:300]}"
+            found[rank] = (isinstance(why, WorkerDied), text)
         except Exception as error:  # Ray raises several types for an actor that died
-            reasons.append((False, f"{who} died ({cause(error)[:300]})"))
-    # Other errors have precedence, because WorkerDied only reports that a rank is lost.
-    return min(reasons)[1] if reasons else ""
+            found[rank] = (False, f"learner rank {rank} died ({cause(error)[:300]})")
+    return found

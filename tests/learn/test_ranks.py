@@ -29,6 +29,7 @@ from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.learn.sft_update import SFTLearner
 from assay.learn.sharding import ShardedOptimizer, Shards
+from assay.learn.state_slices import slices_of
 from assay.learn.update import PolicyLearner
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
@@ -457,14 +458,103 @@ def test_no_call_follows_one_that_failed() -> None:
         raise AssertionError("not reached")
 
 
-def test_an_interrupt_does_not_end_a_sharded_update_in_one_rank() -> None:
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_does_not_end_an_update_in_one_rank() -> None:
     """The clock of a run raises at an interrupt, and rank 0 alone has that clock."""
     passes = an_sft_learner().passes
-    shards: Any = SimpleNamespace(aligned=lambda micro_batches, _: (micro_batches, []))
-    interrupted: Any = SimpleNamespace(each=None, check=None)
-    passes.shards, passes.clock = shards, interrupted
+    passes.clock.check = stop
     micro_batches = a_batch().split(10**6, "plain")
+    with pytest.raises(KeyboardInterrupt):
+        list(passes.each(micro_batches, "update"))
+    passes.ranks = Ranks(1, 2)
     assert [*passes.each(micro_batches, "update")] == micro_batches
+    shards: Any = SimpleNamespace(aligned=lambda micro_batches, _: (micro_batches, []))
+    passes.shards = shards
+    assert [*passes.each(micro_batches, "update")] == micro_batches
+
+
+def build_with_state(
+    state_dtype: str, is_divided: bool, dtype: torch.dtype, ranks: Ranks = ALONE
+) -> Any:
+    settings = {"learning_rate": 1e-2, "weight_decay": 0.1, "state_dtype": state_dtype}
+    learner: Any = an_sft_learner(
+        a_model().to(dtype), optimizer=OptimizerConfig(**settings), ranks=ranks
+    )
+    if not is_divided:
+        optimizer = learner.passes.optimizer
+        optimizer._slices, optimizer.rule.slices = None, None
+    return learner
+
+
+STATES = [
+    (2, torch.float32, "float32"),
+    (3, torch.bfloat16, "float32"),
+    (3, torch.bfloat16, "bfloat16"),
+    (2, torch.float16, "float32"),
+]
+
+
+@pytest.mark.parametrize(("size", "dtype", "state_dtype"), STATES)
+def test_divided_optimizer_state_has_the_bits_of_whole_state(
+    size: int,
+    dtype: torch.dtype,
+    state_dtype: str,
+    processes: RankProcesses,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[Path] = []
+    for is_divided in (True, False):
+        make = partial(build_with_state, state_dtype, is_divided, dtype)
+        saved.append(tmp_path / f"divided-{is_divided}")
+        saved[-1].mkdir()
+        with processes.learner(make, size, tmp_path) as learner:
+            for seed in range(3):
+                learner.update(a_batch(seed))
+            learner.save_state(saved[-1])
+            state, _ = learner.passes.optimizer.rule.save()
+            held = sum(one.numel() for tensors in state.values() for one in tensors.values())
+            largest = max(p.numel() for p in learner.policy.parameters())
+            kinds = len(next(iter(state.values())))
+            whole = kinds * sum(p.numel() for p in learner.policy.parameters())
+        assert held <= whole / size + kinds * largest if is_divided else held == whole
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (saved[0] / file).read_bytes() == (saved[1] / file).read_bytes()
+    # Another number of ranks continues with the same state, and so does one process.
+    for count in (5 - size, 1):
+        again = tmp_path / f"again-{count}"
+        again.mkdir()
+        make = partial(build_with_state, state_dtype, True, dtype)
+        if count == 1:
+            alone = make()
+            alone.load_state(saved[0])
+            alone.save_state(again)
+        else:
+            with processes.learner(make, count, tmp_path) as learner:
+                learner.load_state(saved[0])
+                learner.save_state(again)
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            assert (again / file).read_bytes() == (saved[0] / file).read_bytes()
+
+
+def test_slices_divide_every_element_once_by_pieces_of_adamw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("assay.learn.state_slices.CPU_PIECE", 8)
+    parameters = {
+        name: torch.zeros(shape) for name, shape in (("a", (5, 8)), ("b", (3,)), ("c", (41,)))
+    }
+    for size in (1, 2, 3, 20):
+        found = slices_of(parameters, size)
+        for name, parameter in parameters.items():
+            places = [n for one in found if name in one for n in range(100)[one[name]]]
+            assert places == [*range(parameter.numel())]
+            assert all(one[name].start % 8 == 0 for one in found if name in one)
+        held = [sum(one.stop - one.start for one in slices.values()) for slices in found]
+        assert max(held) - min(held) <= 16
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

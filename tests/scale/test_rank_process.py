@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from assay.errors import WorkerDied
+from assay.scale import learner_ranks
 
 PROGRAM = """
 import sys, time
@@ -35,3 +41,40 @@ def test_the_process_of_a_failed_rank_ends_after_its_error_is_reported(
     command = [sys.executable, "-c", program, str(tmp_path / "store")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert (ended.returncode, ended.stdout) == (1, "reported\n"), ended.stderr
+
+
+class TaskError(Exception):
+    """An exception of the rank's own code, as Ray wraps it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.cause = error
+
+
+def fake_ray(ends: dict[str, Exception]) -> Any:
+    """Ray, some of whose actors have ended with an error."""
+
+    def wait(running: Sequence[str], **_: Any) -> tuple[list[str], list[str]]:
+        return [one for one in running if one in ends], [one for one in running if one not in ends]
+
+    def get(name: str) -> None:
+        raise ends[name]
+
+    errors = SimpleNamespace(RayTaskError=TaskError)
+    return SimpleNamespace(wait=wait, get=get, exceptions=errors)
+
+
+LOST = TaskError(WorkerDied("learner rank 1 waited for the other 2"))
+CASES: list[tuple[dict[str, Exception], str]] = [
+    ({}, "learner ranks 1 and 2 have not answered (timed out)"),
+    ({"one": LOST}, "learner rank 2 has not answered (timed out)"),
+    ({"one": LOST, "two": OSError("killed")}, "learner rank 2 died (OSError: killed)"),
+    ({"one": LOST, "two": TaskError(TypeError("no"))}, "learner rank 2: TypeError: no"),
+    ({"one": LOST, "two": LOST}, "learner rank 1: WorkerDied: learner rank 1 waited for the"),
+]
+
+
+@pytest.mark.parametrize(("ends", "words"), CASES)
+def test_the_rank_that_failed_or_hangs_is_named(ends: dict[str, Exception], words: str) -> None:
+    """Ranks that wait for a hung rank end with an error of their own; the hung rank does not."""
+    assert learner_ranks._reason(fake_ray(ends), ["one", "two"], "timed out").startswith(words)

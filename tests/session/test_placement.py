@@ -126,6 +126,22 @@ def test_a_head_that_is_silent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         cluster.check_alive()
 
 
+def test_notices_of_ray_stay_out_of_the_output_of_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ray would print several lines about a killed actor, also between lines of JSON."""
+    pytest.importorskip("ray", reason='needs Ray: pip install "assay-rl[ray]"')
+    import ray._private.worker
+
+    notice = {"lines": ["a worker died"], "pid": "raylet", "is_err": False}
+    for is_shown in (False, True):
+        cluster.show_notices(ray, is_shown)
+        # Ray prints equal lines only once in five seconds.
+        notice["lines"] = [f"a worker died {is_shown}"]
+        ray._private.worker.print_to_stdstream(notice, ignore_prefix=False)
+        assert ("a worker died" in capsys.readouterr().out) == is_shown
+
+
 def test_a_cluster_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises a plain exception where its node is late."""
     seen: list[dict[str, str]] = []
