@@ -105,7 +105,7 @@ def _be_the_commands(commands: Sequence[Sequence[str]], folder: Path, notes: Pat
 
         user_code.IMPORT_SECONDS = pool.IMPORT_DEADLINE = process.IMPORT_DEADLINE = 3.0
         for number, arguments in enumerate(commands):
-            code = _run(arguments, notes, number)
+            code = run_command(arguments, notes, number)
             (notes / f"{number}.code").write_text(str(code))
     except BaseException:
         traceback.print_exc()
@@ -113,7 +113,8 @@ def _be_the_commands(commands: Sequence[Sequence[str]], folder: Path, notes: Pat
         os._exit(code)
 
 
-def _run(arguments: Sequence[str], notes: Path, number: int) -> int:
+def run_command(arguments: Sequence[str], notes: Path, number: int) -> int:
+    """Run a command in this process; its output goes into files. Return its exit code."""
     for descriptor, name in ((1, "out"), (2, "err")):
         file = os.open(notes / f"{number}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, descriptor)

@@ -10,6 +10,7 @@ import typer
 from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, show
 from assay.errors import INTERRUPTED, UserError, VerifierError, message
 from assay.host.terminal import say
+from assay.scale.launched import leading
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -37,40 +38,43 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model as configured in CONFIG, or resume a run (--resume)."""
-    if (config is None) == (resume is None):
-        raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
-    changes = list(overrides or [])
-    if max_minutes is not None:
-        changes.append(f"run.max_minutes={max_minutes}")
-    if dry_run and config is None:
-        raise UserError("assay train --dry-run: needs a CONFIG file")
-    if config is not None:
-        from assay.config import load
+    # Of the processes that torchrun starts, only rank 0 runs the block and prints.
+    with leading():
+        if (config is None) == (resume is None):
+            raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
+        changes = list(overrides or [])
+        if max_minutes is not None:
+            changes.append(f"run.max_minutes={max_minutes}")
+        if dry_run and config is None:
+            raise UserError("assay train --dry-run: needs a CONFIG file")
+        if config is not None:
+            from assay.config import load
 
-        # The configuration is checked before torch is imported, because the import takes seconds.
-        load(config, changes)
-    from assay.training import api
+            # The configuration is checked before torch is imported, because the import takes
+            # seconds.
+            load(config, changes)
+        from assay.training import api
 
-    if dry_run:
-        assert config is not None
-        looked = api.dry_run(config, overrides=changes, quiet=as_json)
-        show(looked, as_json)
-        # The preview precedes the error, because its completion shows why the verifier failed.
-        if looked.complaint:
-            raise VerifierError(looked.complaint)
-        return
-    result = api.train(
-        config,
-        overrides=changes,
-        resume=resume,
-        accept_changed_verifiers=accept_changed_verifiers,
-        trust_run=trust_run,
-        approved_by=approved_by,
-        quiet=as_json,
-    )
-    show(result, as_json)
-    if result.ended == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+        if dry_run:
+            assert config is not None
+            looked = api.dry_run(config, overrides=changes, quiet=as_json)
+            show(looked, as_json)
+            # The preview precedes the error, because its completion shows why the verifier failed.
+            if looked.complaint:
+                raise VerifierError(looked.complaint)
+            return
+        result = api.train(
+            config,
+            overrides=changes,
+            resume=resume,
+            accept_changed_verifiers=accept_changed_verifiers,
+            trust_run=trust_run,
+            approved_by=approved_by,
+            quiet=as_json,
+        )
+        show(result, as_json)
+        if result.ended == "interrupted":
+            raise typer.Exit(INTERRUPTED)
 
 
 @app.command(rich_help_panel=BEGIN)

@@ -31,13 +31,13 @@ class ScaleConfig(Section):
     run on this machine (`verification.num_workers`)."""
     learner_ranks: Actors | None = None
     """Number of processes that share the forward and backward passes of every update, including the
-    command. Each process has a copy of the model and of the optimizer state, and computes its share
-    of the groups. Ranks work only on CPUs. None: only the command learns."""
+    command. Each process has a copy of the model and its share of the optimizer state, and computes
+    its share of the groups. Ranks work only on CPUs. None: only the command learns."""
     shard: bool = False
     """Divide weights, gradients and optimizer state among the learner ranks (FSDP2). Supported in
     [rl] and [sft], for training all weights of a model in float32 or bfloat16. The command also
-    keeps a whole copy of the weights, from which it samples. ``false``: every rank holds
-    everything."""
+    keeps a whole copy of the weights, from which it samples. ``false``: every rank holds all
+    weights and gradients."""
     teacher_actors: Actors | None = None
     """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. A
     teacher actor returns the `distill.keep_top` most probable tokens. The divergence is computed

@@ -108,7 +108,8 @@ class PreferenceLearner(PassesLearner):
         """Return the metrics of these pairs without training on them."""
         task = _Task(pairs, self.row, beta or self.row.beta, self._reference_point(pairs))
         with torch.no_grad(), self.passes.open():
-            for micro_batch in self.passes.counted(self.passes.split(pairs.batch), "held-out pairs"):
+            micro_batches = self.passes.split(pairs.batch)
+            for micro_batch in self.passes.counted(micro_batches, "held-out pairs"):
                 stats = self.passes.stats(micro_batch)
                 task.see(micro_batch, stats.logprobs_T, stats.entropy_T)
             task.exchange(self.passes.ranks)

@@ -99,6 +99,7 @@ class Run:
         self.clock.check = self._stop.check
         self._heartbeat = Heartbeat(self.clock.now, self._journals.notify)
         self._paused: str | None = None
+        self.is_evaluated = True
         GlobalRandomState.seed(config.run.seed)
         run, every, end = folder.name, config.evaluation.every, config.run.max_minutes
         self.progress = Progress(run, self.num_steps, quiet, evaluate_every=every, max_minutes=end)
@@ -397,7 +398,8 @@ class Run:
 
     def _write_end(self, error: BaseException | None) -> None:
         if error is None:
-            done = self.num_steps is None or self.step >= self.num_steps
+            is_complete = self.num_steps is None or self.step >= self.num_steps
+            done = is_complete and self.is_evaluated
             reason = "finished" if done else self.stop_reason or "stopped early"
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")

@@ -22,6 +22,7 @@ from assay.config import ScaleConfig
 from assay.errors import ConfigError, MissingExtra, WorkerDied, cause, message
 from assay.host.orphans import VARIABLE, WorkerMark, new_family, watched
 from assay.host.removal import remove_temporary
+from assay.scale.launched import launch
 
 # Seconds after which an attempt to connect to the cluster's port fails.
 CONNECT_SECONDS = 5.0
@@ -94,6 +95,11 @@ def open_cluster(settings: ScaleConfig, stack: ExitStack) -> None:
     # Machines with different library versions round differently, or cannot read the pickles.
     if not is_local(settings):
         _check_versions(ray)
+
+
+def num_actors(settings: ScaleConfig) -> int:
+    """Return the number of actors that Ray starts: none for ranks that torchrun has started."""
+    return settings.num_actors - (settings.num_followers if launch() is not None else 0)
 
 
 def is_local(settings: ScaleConfig) -> bool:
@@ -221,7 +227,7 @@ def _local(settings: ScaleConfig, stack: ExitStack) -> tuple[dict[str, Any], dic
     mark = WorkerMark(new_family(), "cluster", str(folder))
     stack.enter_context(watched(mark))
     cores = os.cpu_count() or 1
-    needed = -(-settings.num_actors * settings.cpus_per_actor // 1)
+    needed = -(-num_actors(settings) * settings.cpus_per_actor // 1)
     options = {
         "address": "local",
         # Actors often wait for each other, so there may be more actors than cores.
@@ -332,11 +338,8 @@ def _check_room(ray: Any, settings: ScaleConfig) -> None:
     """Raise ConfigError if the resources of the cluster are not enough for the actors."""
     there = ray.cluster_resources()
     needed = {
-        "CPU": settings.num_actors * settings.cpus_per_actor,
-        "GPU": settings.gpus_per_actor
-        * (
-            (settings.rollout_actors or 0) + (settings.teacher_actors or 0) + settings.num_followers
-        ),
+        "CPU": num_actors(settings) * settings.cpus_per_actor,
+        "GPU": settings.gpus_per_actor * (num_actors(settings) - (settings.verifier_actors or 0)),
     }
     for kind, number in needed.items():
         has = there.get(kind, 0.0)

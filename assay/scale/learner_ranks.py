@@ -1,10 +1,13 @@
-"""Learner ranks as Ray actors: processes that repeat the learner calls of the command."""
+"""Learner ranks: processes that repeat the learner calls of the command.
+
+Ranks are Ray actors, unless torchrun or a scheduler has started them (`assay.scale.launched`).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +26,7 @@ from assay.config import ScaleConfig
 from assay.errors import WorkerDied, cause
 from assay.host.orphans import WorkerMark, new_family, watched
 from assay.learn.ranks import ALONE, Ranks
+from assay.scale import launched
 from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 
 # Environment variable with the network interface of gloo.
@@ -64,57 +68,77 @@ class Meeting:
         return TCPStore(self.host, self.port, self.size, False, limit)
 
 
+Build = Callable[[Ranks], Any]
+"""Function that loads the model and returns the learner of a rank."""
+
+
 @dataclass(frozen=True)
 class RankOpening:
     """Arguments for a rank other than 0.
 
-    build: loads the model and returns the learner of the ranks. path: module search path.
+    path: module search path.
     """
 
-    build: Callable[[Ranks], Any]
+    build: Build
     meeting: Meeting
     threads: int
     device: str
     path: Sequence[str]
 
 
+def opening_of(build: Build, meeting: Meeting, device: str) -> RankOpening:
+    """Return the arguments for the other ranks of this process's learner."""
+    path = [folder or os.getcwd() for folder in sys.path]
+    return RankOpening(build, meeting, torch.get_num_threads(), device, path)
+
+
+def follow_rank(
+    opening: RankOpening, store: Store, rank: int, variables: Mapping[str, str]
+) -> None:
+    """Join the other ranks, and repeat the calls of rank 0 until rank 0 leaves.
+
+    variables: environment variables while the ranks join each other.
+    """
+    torch.set_num_threads(opening.threads)
+    sys.path += [folder for folder in opening.path if folder not in sys.path]
+    meeting = opening.meeting
+    with environment(variables):
+        ranks = Ranks.join(store, rank, meeting.size, meeting.patience, opening.device)
+    try:
+        ranks.follow(opening.build(ranks))
+    finally:
+        # The connections are closed first, which ends the waits of the other ranks at once.
+        ranks.leave()
+
+
 class LearnerRank:
     """Ray actor that holds the learner of one rank."""
 
     def run(self, opening: RankOpening, rank: int) -> None:
-        """Join the other ranks, and repeat the calls of rank 0 until rank 0 leaves."""
-        torch.set_num_threads(opening.threads)
-        sys.path += [folder for folder in opening.path if folder not in sys.path]
-        meeting = opening.meeting
-        store, patience = meeting.store(), meeting.patience
-        with environment(meeting.environment):
-            ranks = Ranks.join(store, rank, meeting.size, patience, opening.device)
+        """Repeat the calls of rank 0 until rank 0 leaves."""
         try:
-            ranks.follow(opening.build(ranks))
+            meeting = opening.meeting
+            follow_rank(opening, meeting.store(), rank, meeting.environment)
         except BaseException:
             # Sharded weights hold their process groups, so `leave` does not close the connections
             # of a rank that failed, and the other ranks would wait for the whole patience.
             # The end of the process closes the connections. Ray reports the error before.
             Timer(FAILED_SECONDS, os._exit, (1,)).start()
             raise
-        finally:
-            # The connections are closed first, which ends the waits of the other ranks at once.
-            ranks.leave()
 
 
-def open_ranks(
-    build: Callable[[Ranks], Any], settings: ScaleConfig, device: str, stack: ExitStack
-) -> Ranks:
+def open_ranks(build: Build, settings: ScaleConfig, device: str, stack: ExitStack) -> Ranks:
     """Start all learner ranks other than this process. ``stack`` ends the ranks.
 
-    build: see `RankOpening`. device: type of the learner's device. Raises WorkerDied.
+    device: type of the learner's device. Raises WorkerDied.
     """
     if not settings.num_followers:
         return ALONE
+    if launched.launch() is not None:
+        return launched.lead(build, settings, device, stack)
     ray, size = import_ray(), 1 + settings.num_followers
     store, meeting = _meet(ray, settings, size, stack)
-    path = [folder or os.getcwd() for folder in sys.path]
-    sent = ray.put(RankOpening(build, meeting, torch.get_num_threads(), device, path))
+    sent = ray.put(opening_of(build, meeting, device))
     actors = [spawn(ray, LearnerRank, settings) for _ in range(1, size)]
     stack.callback(end, actors)
     running = [actor.run.remote(sent, rank) for rank, actor in enumerate(actors, 1)]
@@ -152,12 +176,20 @@ def _reason(ray: Any, running: Sequence[Any], found: str) -> str:
 
     found: error of the communication in this process.
     """
-    errors = _errors(ray, running, REPORT_SECONDS)
-    # Other errors have precedence, because WorkerDied only reports that a rank is lost.
+    return reason_of(_errors(ray, running, REPORT_SECONDS), 1 + len(running), found)
+
+
+def reason_of(errors: Mapping[int, tuple[bool, str]], size: int, found: str) -> str:
+    """Return why communication failed, and in which rank.
+
+    errors: (whether the rank only lost another rank, message) by rank. found: error of the
+    communication in rank 0.
+    """
+    # Other errors have precedence over those of ranks that only report that a rank is lost.
     own = [text for is_of_others, text in errors.values() if not is_of_others]
     if own:
         return own[0]
-    silent = [str(rank) for rank in range(1, 1 + len(running)) if rank not in errors]
+    silent = [str(rank) for rank in range(1, size) if rank not in errors]
     if not silent:
         return min(text for _, text in errors.values())
     # Ranks that wait for a hung rank report that they waited, and the hung rank reports nothing.

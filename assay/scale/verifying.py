@@ -27,6 +27,7 @@ from assay.scale.cluster import (
     check_alive,
     end,
     import_ray,
+    num_actors,
     open_cluster,
     strategy,
 )
@@ -248,7 +249,7 @@ def actors_for(config: TrainConfig, options: dict[str, Any], stack: ExitStack) -
     if settings.generator == "vllm":
         check_vllm(config.model)
     # The cluster opens before weights are loaded, so that its faults are reported at once.
-    if settings.num_actors:
+    if num_actors(settings):
         open_cluster(settings, stack)
     if settings.verifier_actors is None:
         return {}

@@ -295,7 +295,10 @@ def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterat
     assert run.num_steps is not None
 
     def evaluate_and_ask() -> None:
+        # An interrupted evaluation raises or returns early, and a resumed run repeats it.
+        run.is_evaluated = False
         evaluate_now()
+        run.is_evaluated = run.stop_reason != "interrupted"
         # Some guard rules read held-out accuracy, so they are checked after each evaluation.
         if run.step:
             guard.check(run)

@@ -29,6 +29,7 @@ from assay.report.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
 from assay.run.startup import show_startup
+from assay.scale.launched import check_launch, leading
 from assay.session.assemble import (
     Problems,
     Session,
@@ -123,13 +124,14 @@ def train(
         quiet=quiet,
     )
     # Configuration errors that appear only while the run is opened also name the line of their key.
-    with configuration.naming_lines(path, overrides):
+    with configuration.naming_lines(path, overrides), leading():
         return run_stage(stage)
 
 
 def run_stage(stage: Stage) -> TrainResult:
     """Run one stage and return its outcome. Raises the errors of `train`."""
     # The output folder and trackers are checked early: both must work before a model is loaded.
+    check_launch(stage.config.scale)
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_listeners(stage.config)

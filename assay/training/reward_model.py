@@ -26,7 +26,7 @@ from assay.model.score_head import (
 )
 from assay.plan.step_seconds import GivenWork
 from assay.run.guard import Guard
-from assay.scale.cluster import open_cluster
+from assay.scale.cluster import num_actors, open_cluster
 from assay.session.assemble import Session, set_threads, warn_of_slow_type
 from assay.session.learners import make_passes
 from assay.session.placement import open_learner_ranks
@@ -47,7 +47,7 @@ def run_reward_model(stage: Stage) -> Path:
         with doing("checking the rows"):
             opened = open_rows(config)
         # The cluster opens before weights are loaded, to report faults of the cluster at once.
-        if config.scale.num_followers:
+        if num_actors(config.scale):
             open_cluster(config.scale, stack)
         guard = Guard(config.watched)
         loaded = open_model(config)

@@ -1,6 +1,8 @@
 """Runs with learner ranks that are killed again and again.
 
-    rank_killer.py FOLDER SEED NUM_KILLS [KIND...]
+    rank_killer.py FOLDER SEED NUM_KILLS ray|forked [KIND...]
+
+With ``forked``, the ranks are processes that meet as under torchrun, and there are no actors.
 
 Each kill hits a random process at a random moment: the command, a learner rank, a rollout actor
 (SIGKILL), a rank or an actor that hangs (SIGSTOP), or the command's process group (SIGINT). A run
@@ -25,16 +27,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import ray_killer
 from ray_killer import RUN_MARK, SILENCE, Campaign, exit_code
-from ray_nodes import gone_soon, processes
+from ray_nodes import free_port, gone_soon, processes
 from safetensors import safe_open
 from test_distill import ON_POLICY, distill_tree
 from test_preference import preference_tree
 from test_reward_model_stage import KINDS as REWARD_MODELS
 from test_reward_model_stage import config_of
-from train_killer import fingerprint
+from train_killer import fingerprint, start
 from train_worlds import World, make_world, rows_of
 
 from assay.config import dump
+from assay.scale.cluster import environment
 
 Tree = dict[str, Any]
 STEPS = 24
@@ -126,8 +129,10 @@ AHEAD = ("ahead", "ahead_shard")
 class RankCampaign(Campaign):
     """Starts, kills and resumes one run after the other, of one kind after the other."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, is_forked: bool) -> None:
         super().__init__(world, seed, "local")
+        self.is_forked = is_forked
+        self.ranks: list[int] = []
         self.ends = {part: Counter() for part in PARTS}
         self.kinds: Counter[str] = Counter()
         self.slowest: dict[str, float] = {}
@@ -141,7 +146,32 @@ class RankCampaign(Campaign):
         tree["run"] = {**tree["run"], "name": name, "threads": 1}
         tree["scale"] = {"learner_ranks": 2, "patience": PATIENCE, **tree.get("scale", {})}
         tree["evaluation"] = {"every": 7}
+        if self.is_forked:
+            tree["scale"].pop("rollout_actors", None)
         return tree
+
+    def start(self, run: Path, config: Path) -> int:
+        """Fork the command, and with ``forked`` the other ranks."""
+        if not self.is_forked:
+            return super().start(run, config)
+        arguments = ["--resume", str(run)] if (run / "config.toml").exists() else [str(config)]
+        size = tomllib.loads(config.read_text(encoding="utf-8"))["scale"]["learner_ranks"]
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        self.ranks = []
+        with environment({**place, "WORLD_SIZE": str(size), "RANK": "0"}):
+            for rank in range(1, size):
+                os.environ["RANK"] = str(rank)
+                said = self.world.folder / f"said-{rank}"
+                self.ranks.append(start(["train", *arguments], said))
+            os.environ["RANK"] = "0"
+            return super().start(run, config)
+
+    def living_ranks(self) -> list[int]:
+        """Return the forked ranks that have not ended, after a look at each."""
+        for pid in [*self.ranks]:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                self.ranks.remove(pid)
+        return self.ranks
 
     def kill_one(self, command: int) -> str | None:
         """Kill or stop a random process that is there; return which."""
@@ -151,7 +181,9 @@ class RankCampaign(Campaign):
         (part,) = self.dice.choices([*PARTS], weights)
         words, number, _ = PARTS[part]
         victims = [command]
-        if words:
+        if self.is_forked and words:
+            victims = [] if part in (ACTOR, HUNG_ACTOR) else self.living_ranks()
+        elif words:
             victims = processes(f"{RUN_MARK}={self.world.folder}", words)
         if not victims:
             return None
@@ -159,16 +191,28 @@ class RankCampaign(Campaign):
             self.ending = command
         with suppress(ProcessLookupError):
             if part == GROUP:
-                os.killpg(command, number)
+                for pid in (command, *self.living_ranks()):
+                    os.killpg(pid, number)
             else:
                 os.kill(self.dice.choice(victims), number)
         return part
 
     def count(self, killed: list[str], code: int, seconds: float) -> None:
         """Write down how the parts that were killed in a start ended, and what is wrong with it."""
-        super().count(killed, code, seconds)
+        # Without a kill, a rank joins late only because the machine is busy.
+        is_late = code == 1 and not killed and "at the start" in self.said()
+        self.slow_starts += is_late
+        if not is_late:
+            super().count(killed, code, seconds)
         self.kinds[self.kind] += len(killed)
-        left = gone_soon(lambda: processes(f"{RUN_MARK}={self.world.folder}"))
+        if HUNG_RANK in killed:
+            # A launcher kills the rank that hangs.
+            for pid in self.living_ranks():
+                os.kill(pid, signal.SIGCONT)
+        left = gone_soon(self.living_ranks)
+        left += gone_soon(lambda: processes(f"{RUN_MARK}={self.world.folder}"))
+        for pid in self.living_ranks():
+            os.kill(pid, signal.SIGKILL)
         if left:
             self.wrong.append(f"{self.kind}: after {killed} {len(left)} processes are left")
         if not code or not killed:
@@ -239,13 +283,14 @@ def learned(run: Path) -> dict[str, Any]:
 def main() -> None:
     """Run the campaign."""
     folder, seed, most = Path(sys.argv[1]).resolve(), int(sys.argv[2]), int(sys.argv[3])
-    kinds = sys.argv[4:] or [*RUNS]
+    is_forked = sys.argv[4] == "forked"
+    kinds = sys.argv[5:] or [kind for kind in RUNS if not (is_forked and kind in AHEAD)]
     folder.mkdir(parents=True, exist_ok=True)
     here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", os.getcwd())]
     os.environ["PYTHONPATH"] = os.pathsep.join(here)
     sys.path[:0] = here[:1]
     world = make_world(folder)
-    campaign = RankCampaign(world, seed)
+    campaign = RankCampaign(world, seed, is_forked)
     number = 0
     while campaign.num_kills < most:
         kind = kinds[number % len(kinds)]

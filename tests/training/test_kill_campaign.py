@@ -23,7 +23,9 @@ def test_what_is_killed_is_replaced_or_resumed_and_counted_once(mode: str, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kinds", [["rl", "ahead"], ["sft_shard", "preference"]])
+@pytest.mark.parametrize(
+    "kinds", [["ray", "rl", "ahead"], ["ray", "sft_shard"], ["forked", "critic", "rl_shard"]]
+)
 def test_a_killed_or_hung_rank_is_named_and_the_run_resumes(
     kinds: list[str], tmp_path: Path
 ) -> None:

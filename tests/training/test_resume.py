@@ -21,6 +21,8 @@ from assay.generate.engine import Engine
 from assay.generate.slots import Slots
 from assay.generate.threads import on_threads
 from assay.learn.policy_update import PolicyUpdate
+from assay.run.directory import Run
+from assay.session import stage as stage_module
 from assay.training.api import train
 
 HERE = Path(__file__).parent
@@ -209,6 +211,24 @@ def test_a_signal_ends_a_step_in_its_middle_and_the_run_goes_on_to_the_same_bits
     assert saved == ([] if place == "between optimizer steps" else [f"step-{steps:06d}"])
     assert train(resume=run, quiet=True).ended == "finished"
     assert last_files(str(run)) == last_files(whole)
+
+
+def test_an_interrupted_last_evaluation_is_repeated_on_resume(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = stage_module._evaluate_at
+
+    def signal_at_the_end(run: Run, *rest: Any) -> None:
+        if run.step == run.num_steps:
+            os.kill(os.getpid(), signal.SIGINT)
+        plain(run, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_module, "_evaluate_at", signal_at_the_end)
+        result = train(world.tree(), quiet=True)
+    assert result.ended == "interrupted"
+    assert train(resume=result.run, quiet=True).ended == "finished"
+    assert [row["step"] for row in rows_of(result.run, "evaluations")] == [0, 2, 3]
 
 
 def test_a_resumed_run_keeps_its_number_of_decoding_threads(
