@@ -2,14 +2,15 @@
 
     python -m bench.ranks --model FOLDER --ranks 2
     python -m bench.ranks --model FOLDER --ranks 2 --shard
+    python -m bench.ranks --model FOLDER --ranks 2 --memory
 
 Short runs alternate between one process with as many threads as ranks, and ranks with one thread
 each. The command prints the median rate of the updates in trained tokens per second, the ratio of
 both rates, and the peak memory. Run the bench on an idle machine.
 
-With ``--shard`` the ranks divide the weights. They start without Ray, with one thread each, and
-take supervised steps. Rank 0, whose share is the largest, prints the memory of its weights and
-optimizer state, and the seconds of a step. ``--ranks 1 --shard`` prints those of one process.
+With ``--memory`` the ranks start without Ray, with one thread each, and take supervised steps. Rank
+0, whose share is the largest, prints the memory of its weights and optimizer state, and the seconds
+of a step. ``--shard`` does the same with divided weights, and ``--ranks 1`` with one process.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     arguments = parser.parse_args()
-    if arguments.shard:
+    if arguments.shard or arguments.memory:
         with tempfile.TemporaryDirectory() as scratch:
             context = (arguments, f"{scratch}/store")
-            spawn(measure_shards, context, nprocs=arguments.ranks)
+            spawn(measure_memory, context, nprocs=arguments.ranks)
         return
     rates: dict[int, list[float]] = {1: [], arguments.ranks: []}
     memory: dict[int, float] = {}
@@ -88,15 +90,15 @@ def steps_of(arguments: argparse.Namespace, ranks: int, folder: Path) -> list[di
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def measure_shards(rank: int, arguments: argparse.Namespace, file: str) -> None:
-    """Take steps with sharded weights in one rank, and print the memory of its tensors."""
+def measure_memory(rank: int, arguments: argparse.Namespace, file: str) -> None:
+    """Take steps in one rank, and print the memory of its tensors."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     size = arguments.ranks
     tree = {
         "model": {"path": arguments.model, "dtype": arguments.dtype},
         "sft": {"traces": ["none.jsonl"]},
-        "scale": {"learner_ranks": max(2, size), "shard": size > 1},
+        "scale": {"learner_ranks": max(2, size), "shard": arguments.shard and size > 1},
     }
     config = build(tree)
     loaded = load_model(config.model, "cpu", 0)

@@ -49,7 +49,7 @@ class Launch:
 
     def store(self) -> Store:
         """Connect to the store in which the processes meet. Raises ConfigError."""
-        from torch.distributed import rendezvous
+        from torch.distributed.rendezvous import rendezvous
 
         limit = timedelta(seconds=MEET_SECONDS)
         try:
@@ -149,7 +149,7 @@ def follow(found: Launch) -> NoReturn:
         # Rank 0 saves a checkpoint after an interrupt, for which it needs the other ranks.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        opening = pickle.loads(store.get(OPENING))
+        opening = pickle.loads(bytes.fromhex(store.get(OPENING).decode()))
         follow_rank(opening, store, found.rank, found.environment)
     except Exception as error:
         is_of_others = isinstance(error, WorkerDied)
@@ -180,7 +180,7 @@ def lead(build: Build, settings: ScaleConfig, device: str, stack: ExitStack) -> 
     assert found is not None and found.rank == 0 and _stores
     store = _stores[-1]
     opening = opening_of(build, Meeting(found.size, settings.patience), device)
-    store.set(OPENING, pickle.dumps(opening))
+    store.set(OPENING, pickle.dumps(opening).hex())
     with environment(found.environment):
         why = partial(_reason, store, found.size)
         ranks = Ranks.join(store, 0, found.size, settings.patience, device, why)

@@ -225,7 +225,8 @@ class RankCampaign(Campaign):
             return
         if code != 1 or len(said) != 1:
             self.wrong.append(f"{self.kind}: exit {code} after {killed}: {said}"[:1500])
-        elif not re.search(r"learner rank [12]\b(?! waited).*--resume", said[0]):
+        # A launcher does not report which of several ranks died.
+        elif not re.search(r"learner ranks? [12]\b(?! waited).*--resume", said[0]):
             self.wrong.append(f"{self.kind}: {killed} without the rank's name: {said}"[:800])
 
     def lines(self) -> list[str]:
