@@ -41,8 +41,9 @@ from assay.scale.cluster import environment
 
 Tree = dict[str, Any]
 STEPS = 24
-# Seconds that a rank waits for a hung rank: longer than the start of a rank on a busy machine.
-PATIENCE = 45.0
+# Seconds that a rank waits for a hung rank: longer than the start of an actor on a busy machine,
+# and than that of a fork.
+PATIENCE, FORK_PATIENCE = 90.0, 30.0
 # Seconds from a kill to the exit that it causes, in addition to the patience for a hung process.
 BOUND = 60.0
 COMMAND, GROUP, RANK, ACTOR = "the command", "Ctrl-C", "a learner rank", "a rollout actor"
@@ -131,7 +132,7 @@ class RankCampaign(Campaign):
 
     def __init__(self, world: World, seed: int, is_forked: bool) -> None:
         super().__init__(world, seed, "local")
-        self.is_forked = is_forked
+        self.is_forked, self.patience = is_forked, FORK_PATIENCE if is_forked else PATIENCE
         self.ranks: list[int] = []
         self.ends = {part: Counter() for part in PARTS}
         self.kinds: Counter[str] = Counter()
@@ -144,7 +145,8 @@ class RankCampaign(Campaign):
         """Return the configuration of a run."""
         tree = {"checkpoint": {"every": 2, "keep_last": 2}, **RUNS[kind](self.world)}
         tree["run"] = {**tree["run"], "name": name, "threads": 1}
-        tree["scale"] = {"learner_ranks": 2, "patience": PATIENCE, **tree.get("scale", {})}
+        scale = {"learner_ranks": 2, "patience": self.patience}
+        tree["scale"] = {**scale, **tree.get("scale", {})}
         tree["evaluation"] = {"every": 7}
         if self.is_forked:
             tree["scale"].pop("rollout_actors", None)
@@ -219,7 +221,9 @@ class RankCampaign(Campaign):
             return
         said, last = self.lines(), killed[-1]
         self.slowest[last] = max(self.slowest.get(last, 0.0), round(seconds, 1))
-        if seconds > BOUND + PATIENCE * any(part in killed for part in (HUNG_RANK, HUNG_ACTOR)):
+        if seconds > BOUND + self.patience * any(
+            part in killed for part in (HUNG_RANK, HUNG_ACTOR)
+        ):
             self.wrong.append(f"{self.kind}: {seconds:.0f} s from {killed} to the exit")
         if {COMMAND, GROUP} & {*killed}:
             return
