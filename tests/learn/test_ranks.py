@@ -18,6 +18,7 @@ from test_reward_update import groups_of
 
 from assay.config import CriticConfig, OptimizerConfig
 from assay.errors import RunError, WorkerDied
+from assay.learn.adamw import AdamW
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, preference
 from assay.learn.base import Update
@@ -555,6 +556,33 @@ def test_slices_divide_every_element_once_by_pieces_of_adamw(
             assert all(one[name].start % 8 == 0 for one in found if name in one)
         held = [sum(one.stop - one.start for one in slices.values()) for slices in found]
         assert max(held) - min(held) <= 16
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_of_a_parameter_are_stepped_with_the_bits_of_the_whole(
+    dtype: torch.dtype, state_dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("adamw", "state_slices"):
+        monkeypatch.setattr(f"assay.learn.{module}.CPU_PIECE", 40)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"matrix": (13, 29), "vector": (7,), "other": (5, 31)}
+    start = {n: torch.randn(shape, generator=generator).to(dtype) for n, shape in shapes.items()}
+    whole, divided = [{n: one.clone() for n, one in start.items()} for _ in range(2)]
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.1, state_dtype=state_dtype)
+    slices = slices_of(divided, 3)
+    assert sum("matrix" in one for one in slices) > 1
+    rules = [AdamW(divided, config, one) for one in slices]
+    rule = AdamW(whole, config)
+    for _ in range(3):
+        gradients = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+        for one in (rule, *rules):
+            one.step({n: gradient.clone() for n, gradient in gradients.items()}, 0.7, 0.1)
+    for name in shapes:
+        assert torch.equal(whole[name], divided[name])
+        for key, wanted in rule.state[name].items():
+            parts = [one.state[name][key] for one in rules if name in one.state]
+            assert torch.equal(torch.cat(parts), wanted.reshape(-1))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
