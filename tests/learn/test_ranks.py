@@ -493,8 +493,8 @@ def build_with_state(
 STATES = [
     (2, torch.float32, "float32"),
     (3, torch.bfloat16, "float32"),
-    (3, torch.bfloat16, "bfloat16"),
-    (2, torch.float16, "float32"),
+    pytest.param(3, torch.bfloat16, "bfloat16", marks=pytest.mark.slow),
+    pytest.param(2, torch.float16, "float32", marks=pytest.mark.slow),
 ]
 
 
