@@ -398,8 +398,7 @@ class Run:
 
     def _write_end(self, error: BaseException | None) -> None:
         if error is None:
-            is_complete = self.num_steps is None or self.step >= self.num_steps
-            done = is_complete and self.is_evaluated
+            done = self.is_evaluated and self.step >= (self.num_steps or 0)
             reason = "finished" if done else self.stop_reason or "stopped early"
         else:
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
