@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from assay.cli.console import BEGIN, TRAIN, Json, Overrides, TrustRun, app, show
 from assay.errors import INTERRUPTED, UserError, VerifierError, message
 from assay.host.terminal import say
-from assay.scale.launched import leading
+from assay.scale.launched import launch
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -39,7 +40,7 @@ def train(
 ) -> None:
     """Train a model as configured in CONFIG, or resume a run (--resume)."""
     # Of the processes that torchrun starts, only rank 0 runs the block and prints.
-    with leading():
+    with _leading():
         if (config is None) == (resume is None):
             raise UserError("assay train: give a CONFIG file, or --resume RUN, and not both")
         changes = list(overrides or [])
@@ -75,6 +76,17 @@ def train(
         show(result, as_json)
         if result.ended == "interrupted":
             raise typer.Exit(INTERRUPTED)
+
+
+def _leading() -> AbstractContextManager[None]:
+    """Return the context in which processes that were started together work for rank 0."""
+    # The module of the ranks imports torch, which takes seconds, so that a command that was started
+    # alone imports torch only after the check of its configuration.
+    if launch() is None:
+        return nullcontext()
+    from assay.scale.launched_ranks import leading
+
+    return leading()
 
 
 @app.command(rich_help_panel=BEGIN)

@@ -1,6 +1,6 @@
 """Learner ranks: processes that repeat the learner calls of the command.
 
-Ranks are Ray actors, unless torchrun or a scheduler has started them (`assay.scale.launched`).
+The ranks are Ray actors, except the ranks of torchrun (`assay.scale.launched_ranks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from assay.config import ScaleConfig
 from assay.errors import WorkerDied, cause
 from assay.host.orphans import WorkerMark, new_family, watched
 from assay.learn.ranks import ALONE, Ranks
-from assay.scale import launched
 from assay.scale.cluster import end, environment, import_ray, is_local, spawn
 
 # Environment variable with the network interface of gloo.
@@ -134,8 +133,6 @@ def open_ranks(build: Build, settings: ScaleConfig, device: str, stack: ExitStac
     """
     if not settings.num_followers:
         return ALONE
-    if launched.launch() is not None:
-        return launched.lead(build, settings, device, stack)
     ray, size = import_ray(), 1 + settings.num_followers
     store, meeting = _meet(ray, settings, size, stack)
     sent = ray.put(opening_of(build, meeting, device))

@@ -23,6 +23,8 @@ from assay.model.adapters import merged
 from assay.model.load import LoadedModel, load_model
 from assay.model.weights import Weights
 from assay.scale.ahead import AheadGenerator
+from assay.scale.launched import launch
+from assay.scale.launched_ranks import lead
 from assay.scale.learner_ranks import open_ranks
 from assay.scale.rollout_actor import Opening
 from assay.scale.rollouts import ActorGenerator
@@ -120,7 +122,8 @@ def open_learner_ranks(
         "critic": config.critic.model_copy(update={"path": value_model}),
     }
     build = partial(_build_rank, make, load, config.model_copy(update=elsewhere), device)
-    return open_ranks(build, config.scale, device, stack)
+    start = open_ranks if launch() is None else lead
+    return start(build, config.scale, device, stack)
 
 
 def _build_rank(

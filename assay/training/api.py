@@ -29,7 +29,7 @@ from assay.report.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
 from assay.run.startup import show_startup
-from assay.scale.launched import check_launch, leading
+from assay.scale.launched_ranks import check_launch, leading
 from assay.session.assemble import (
     Problems,
     Session,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from rank_processes import RankProcesses
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[RankProcesses]:
+    """Learner ranks beside the process of the tests."""
+    started = RankProcesses(3)
+    yield started
+    started.close()
 
 
 @pytest.fixture
