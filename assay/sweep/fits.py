@@ -173,7 +173,10 @@ def fit_with_intervals(
     y_SK, y_K = y_SKQ.mean(2), y_SKQ.mean((0, 2))
     of_seeds_SK = y_SK - y_K
     by_problem_QK = (y_SKQ.mean(0) - y_K[:, None]).T
-    noise_NK = replicates(of_seeds_SK, rng)
+    # A good seed is good at every budget, so its offset moves prediction and measurement alike.
+    offset_S1 = of_seeds_SK[:, 1:-1].mean(1, keepdims=True)
+    both = replicates(np.concatenate([of_seeds_SK, offset_S1], 1), rng)
+    noise_NK, offset_N = both[:, :-1], both[:, -1]
     found = fit(form, x, y_K[None])
     wide = fit(form, x, y_K + noise_NK + replicates(by_problem_QK, rng))
     parameters = {
@@ -183,11 +186,14 @@ def fit_with_intervals(
     fitted = np.array([found.at(one)[0] for one in x[1:]])
     rmse = float(np.sqrt(np.mean((fitted - y_K[1:]) ** 2)))
     # The noise of the largest budget is estimated from the smaller ones, since the prediction must
-    # not use it.
-    spread = np.sqrt((of_seeds_SK[:, 1:-1] ** 2).mean(1, keepdims=True))
-    own = replicates(spread, rng)[:, 0]
+    # not use it. Its degrees of freedom are those of a table of seeds times budgets.
+    rest_SK = of_seeds_SK[:, 1:-1] - offset_S1
+    seeds, budgets = rest_SK.shape
+    degrees = (seeds - 1) * (budgets - 1)
+    error = np.sqrt((rest_SK**2).sum() / degrees / seeds)
+    own_N = error * rng.standard_t(degrees, len(noise_NK))
     before = fit(form, x[:-1], y_K[None, :-1]).at(x[-1])[0]
-    draws = fit(form, x[:-1], y_K[:-1] + noise_NK[:, :-1]).at(x[-1]) + own
+    draws = fit(form, x[:-1], y_K[:-1] + noise_NK[:, :-1]).at(x[-1]) - offset_N + own_N
     predicted = Estimate.of(before, np.clip(draws, 0.0, 1.0))
     return CurveFit(form, parameters, rmse, Prediction(predicted, float(y_K[-1])))
 
