@@ -53,39 +53,49 @@ def fit(form: Form, x: np.ndarray, y: np.ndarray) -> Curve:
 
 
 def _fit_sigmoid(x: np.ndarray, y: np.ndarray) -> Curve:
-    # The spread of replicates exceeds the distance of a coarse grid, which is faster.
-    fine = 4 if len(y) == 1 else 1
-    exponents = np.geomspace(0.25, 8.0, 20 * fine)
-    midpoints = np.geomspace(x[1] / _OUTSIDE, x[-1] * _OUTSIDE, 32 * fine)
-    exponent_G, midpoint_G = (one.ravel() for one in np.meshgrid(exponents, midpoints))
-    share_GK = np.zeros((len(exponent_G), len(x)))
-    share_GK[:, 1:] = 1.0 / (1.0 + (midpoint_G[:, None] / x[1:]) ** exponent_G[:, None])
-    rest_GK = 1.0 - share_GK
-    # Normal equations of y = R0 (1 - h) + A h for every point of the grid.
-    rest_2, both, share_2 = ((rest_GK**2).sum(1), (rest_GK * share_GK).sum(1), (share_GK**2).sum(1))
-    of_rest_NG, of_share_NG = y @ rest_GK.T, y @ share_GK.T
-    determinant = np.maximum(rest_2 * share_2 - both**2, 1e-12)
-    ceiling_NG = (rest_2 * of_share_NG - both * of_rest_NG) / determinant
-    ceiling_NG = np.clip(ceiling_NG, 0.0, 1.0)
-    start_NG = np.clip((of_rest_NG - both * ceiling_NG) / rest_2, 0.0, 1.0)
-    # A clipped start changes the best ceiling.
-    ceiling_NG = np.clip((of_share_NG - both * start_NG) / share_2, 0.0, 1.0)
-    error_NG = (
-        start_NG**2 * rest_2
-        + 2 * start_NG * ceiling_NG * both
-        + ceiling_NG**2 * share_2
-        - 2 * (start_NG * of_rest_NG + ceiling_NG * of_share_NG)
-    )
-    best, rows = error_NG.argmin(1), np.arange(len(y))
+    low, high = np.log([0.25, x[1] / _OUTSIDE]), np.log([8.0, x[-1] * _OUTSIDE])
+    sizes = np.array([20, 32])
+    axes = [np.linspace(*ends) for ends in zip(low, high, sizes, strict=True)]
+    # [N or 1, G, 2]: logarithms of exponent and midpoint.
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, 2)
+    step, near = (high - low) / (sizes - 1), np.linspace(-1.0, 1.0, 9)
+    around = np.stack(np.meshgrid(near, near, indexing="ij"), -1).reshape(1, -1, 2)
+    best_N2, linear_N2 = _best_sigmoid(x, y, grid)
+    # Each pass searches a finer grid around each curve's own best point.
+    for _ in range(3):
+        grid = np.clip(best_N2[:, None] + around * step, low, high)
+        best_N2, linear_N2 = _best_sigmoid(x, y, grid)
+        step = step / 4
     return Curve(
         "sigmoid",
         {
-            "start": start_NG[rows, best],
-            "ceiling": ceiling_NG[rows, best],
-            "midpoint": midpoint_G[best],
-            "exponent": exponent_G[best],
+            "start": linear_N2[:, 0],
+            "ceiling": linear_N2[:, 1],
+            "midpoint": np.exp(best_N2[:, 1]),
+            "exponent": np.exp(best_N2[:, 0]),
         },
     )
+
+
+def _best_sigmoid(x: np.ndarray, y: np.ndarray, grid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best point of a grid for each curve, and its start and ceiling, as [N, 2]."""
+    share = np.zeros((*grid.shape[:2], len(x)))
+    exponent, midpoint = np.exp(grid[..., :1]), grid[..., 1:]
+    share[..., 1:] = 1.0 / (1.0 + np.exp(exponent * (midpoint - np.log(x[1:]))))
+    rest = 1.0 - share
+    # Normal equations of y = R0 (1 - h) + A h for every point of the grid.
+    rest_2, both, share_2 = (rest**2).sum(-1), (rest * share).sum(-1), (share**2).sum(-1)
+    of_rest, of_share = ((y[:, None] @ one.swapaxes(-1, -2))[:, 0] for one in (rest, share))
+    determinant = np.maximum(rest_2 * share_2 - both**2, 1e-12)
+    ceiling = np.clip((rest_2 * of_share - both * of_rest) / determinant, 0.0, 1.0)
+    start = np.clip((of_rest - both * ceiling) / rest_2, 0.0, 1.0)
+    # A clipped start changes the best ceiling.
+    ceiling = np.clip((of_share - both * start) / share_2, 0.0, 1.0)
+    error = start**2 * rest_2 + 2 * start * ceiling * both + ceiling**2 * share_2
+    error = error - 2 * (start * of_rest + ceiling * of_share)
+    best, rows = error.argmin(1), np.arange(len(y))
+    points = np.broadcast_to(grid, (len(y), *grid.shape[1:]))[rows, best]
+    return points, np.stack([start[rows, best], ceiling[rows, best]], 1)
 
 
 def _fit_power(x: np.ndarray, y: np.ndarray) -> Curve:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,8 @@ def ladder_of(sweeps: Sweeps, **changes: Any) -> Path:
 
 
 def rising(arm: str, seed: int, step: int) -> float:
-    return 0.2 + (0.5 if arm == "small" else 0.6) * step / (step + 2) + 0.01 * seed
+    noise = 0.01 * math.sin(7 * seed + 3 * step)
+    return 0.2 + (0.5 if arm == "small" else 0.6) * step / (step + 2) + 0.01 * seed + noise
 
 
 def write_runs(
@@ -138,17 +141,23 @@ def test_what_is_no_ladder_is_refused_in_one_line(
 
 
 @pytest.mark.slow
-def test_an_interrupted_ladder_continues_to_the_same_result(sweeps: Sweeps) -> None:
-    fast = [*SETTINGS, "optimizer.learning_rate=2e-2", "rl.num_prompts=8"]
-    path, runner = ladder_of(sweeps, set=fast), Runner(COMMAND, 1, lambda text: None)
-    steps = Path("sweeps/sizes/small-seed0/metrics.jsonl")
-    here = os.getpid()
-    child = signal_later(steps, signal.SIGTERM, lambda: here)
+def test_an_interrupted_ladder_continues_and_its_finished_runs_are_kept(sweeps: Sweeps) -> None:
+    told: list[str] = []
+    path, runner = ladder_of(sweeps), Runner(COMMAND, 1, told.append)
+    steps, here = Path("sweeps/sizes/small-seed0/metrics.jsonl"), os.getpid()
+    sender = signal_later(steps, signal.SIGTERM, lambda: here)
     with pytest.raises(Interrupted):
         run_ladder(path, runner)
-    os.waitpid(child, 0)
+    os.waitpid(sender, 0)
+    assert not Path("sweeps/sizes/ladder.json").exists()
+    # Five steps need not move the accuracy, so the curves of the finished runs are replaced.
+    with suppress(RunError):
+        run_ladder(path, runner)
+    assert len(list(Path("sweeps/sizes").glob("*-seed?/metrics.jsonl"))) == 6
+    write_runs(path)
+    told.clear()
     result = run_ladder(path, runner)
+    assert told == ["6 of 6 runs are finished and unchanged"]
     written = Path("sweeps/sizes/ladder.json").read_bytes()
-    assert len(result.sizes) == 2 and Path("sweeps/sizes/results.json").is_file()
     assert str(run_ladder(path, runner)) == str(result)
     assert Path("sweeps/sizes/ladder.json").read_bytes() == written

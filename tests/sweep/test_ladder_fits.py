@@ -31,10 +31,18 @@ def seeds_of(curve: np.ndarray, seed: int, num_seeds: int = 3) -> np.ndarray:
 def test_a_sigmoid_without_noise_is_recovered() -> None:
     own = fit("sigmoid", X, sigmoid(X)[None]).parameters
     found = {name: value[0] for name, value in own.items()}
-    assert found["start"] == pytest.approx(0.2, abs=0.01)
-    assert found["ceiling"] == pytest.approx(0.8, abs=0.02)
-    assert found["midpoint"] == pytest.approx(500, rel=0.1)
-    assert found["exponent"] == pytest.approx(1.3, rel=0.1)
+    assert found["start"] == pytest.approx(0.2, abs=0.005)
+    assert found["ceiling"] == pytest.approx(0.8, abs=0.005)
+    assert found["midpoint"] == pytest.approx(500, rel=0.03)
+    assert found["exponent"] == pytest.approx(1.3, rel=0.03)
+
+
+def test_many_curves_are_fitted_as_each_alone() -> None:
+    curves = np.stack([sigmoid(X), sigmoid(X, 0.6), np.linspace(0.1, 0.9, len(X))])
+    both = fit("sigmoid", X, curves)
+    for number, curve in enumerate(curves):
+        alone = fit("sigmoid", X, curve[None])
+        assert both.at(6400.0)[number] == pytest.approx(alone.at(6400.0)[0], abs=1e-9)
 
 
 def test_a_power_law_without_noise_is_recovered() -> None:
