@@ -25,7 +25,7 @@ from assay.run.seed_statistics import mean_and_error
 from assay.sweep.check import measured_by
 from assay.sweep.file import SweepFile, read_sweep
 from assay.sweep.fits import FORMS, Prediction, fit_with_intervals, predict_size
-from assay.sweep.ladder_page import Budget, LadderResult, SizeCurve, write_ladder
+from assay.sweep.ladder_page import ComputeBudget, LadderResult, SizeCurve, write_ladder
 from assay.sweep.metric import ACCURACY
 from assay.sweep.run import Runner, run_sweep
 from assay.sweep.trials import Trial, trials_of
@@ -132,11 +132,11 @@ def fit_ladder(file: SweepFile, folder: Path) -> LadderResult:
 def _size_curve(
     arm: str, own: Sequence[_Measured], steps: Sequence[int], rates: np.ndarray
 ) -> SizeCurve:
-    budgets: list[Budget] = []
+    budgets: list[ComputeBudget] = []
     for number, step in enumerate(steps[1:], 1):
         rollouts, tokens, flop = np.mean([one.compute[step] for one in own], 0)
         accuracy, error = mean_and_error([*rates[:, number].mean(1)])
-        budgets.append(Budget(step, rollouts, tokens, flop, accuracy, error))
+        budgets.append(ComputeBudget(step, rollouts, tokens, flop, accuracy, error))
     x = np.array([0.0, *(one.rollouts for one in budgets)])
     # A seed of its own for each size, so that other arms do not change its intervals.
     rng = np.random.default_rng(zlib.crc32(arm.encode()))

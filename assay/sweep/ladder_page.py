@@ -25,7 +25,7 @@ COLORS = ("#2f8fd8", "#d9822b", "#3a9d5d", "#a367dc", "#c8507a")
 
 
 @dataclass(frozen=True)
-class Budget:
+class ComputeBudget:
     """One point of a ladder: means over the seeds.
 
     tokens: sampled and trained tokens. flop: operations of sampling and updates. stderr: of the
@@ -50,7 +50,7 @@ class SizeCurve:
     arm: str
     num_weights: int
     start: float
-    budgets: Sequence[Budget]
+    budgets: Sequence[ComputeBudget]
     fits: Sequence[CurveFit]
 
 
