@@ -33,10 +33,13 @@ pytestmark = [
 ]
 
 LENGTHS = [1, 9, 40, 65]
-GREEDY = SamplingConfig(max_tokens=40, temperature=0.0)
 SAMPLED = SamplingConfig(max_tokens=40)
 CLOSE = 1e-3
 FACTS = ("text", "finish_reason", "num_think_tokens", "turn_ends", "said")
+
+
+def greedy(max_tokens: int = 40, **settings: Any) -> SamplingConfig:
+    return SamplingConfig(max_tokens=max_tokens, temperature=0.0, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +77,13 @@ def is_near_tie(engine: Engine, group: Group, one: Completion, other: Completion
 def compare_both(
     pair: tuple[Engine, VllmEngine],
     controller: MakeController | None,
-    sampling: SamplingConfig = GREEDY,
+    sampling: SamplingConfig | None = None,
     problems: Sequence[Problem] | None = None,
     reader: Any = render,
 ) -> dict[str, Completion]:
     """Sample greedily from both, and compare tokens, masks, turns and reasons of the end."""
     engine, vllm = pair
+    sampling = sampling or greedy()
     problems = [problem_of(n) for n in LENGTHS] if problems is None else problems
     for one in pair:
         one.make_controller, one.render = controller, reader
@@ -110,7 +114,7 @@ def test_injected_and_replaced_tokens(pair: Any, replaces: int) -> None:
 @pytest.mark.parametrize("controller", [None, some_controlled, lambda *_: AtEnds()])
 @pytest.mark.parametrize("stop", [(), STOPS])
 def test_stops_and_continuations(pair: Any, controller: Any, stop: tuple[str, ...]) -> None:
-    compare_both(pair, controller, replace(GREEDY, stop=stop))
+    compare_both(pair, controller, greedy(stop=stop))
 
 
 @pytest.mark.parametrize("controller", [None, some_controlled, lambda *_: AtPlaces()])
@@ -124,13 +128,13 @@ def test_log_probabilities_are_those_of_the_model(pair: Any, controller: Any) ->
 
 
 @pytest.mark.parametrize(
-    "settings", [{"think_budget": 12}, {"min_think": 8, "max_think_more": 2, "think_budget": 20}]
+    "settings", [{"think_budget": 6}, {"min_think": 8, "max_think_more": 2, "think_budget": 20}]
 )
 def test_thinking_is_controlled_alike(pair: Any, settings: dict[str, Any]) -> None:
     def thinking(problem: Problem) -> Prompt:
         return replace(render(problem), think=THINK)
 
-    sampling = replace(GREEDY, max_tokens=60, **STOP_TEXT, **settings)
+    sampling = greedy(max_tokens=60, **STOP_TEXT, **settings)
     found = compare_both(pair, None, sampling, reader=thinking)
     assert any(not one.sampled.all() for one in found.values())
 
@@ -142,7 +146,7 @@ def test_an_environment_plays_alike(pair: Any, settings: dict[str, Any]) -> None
 
     problems = [replace(problem_of(n), spec={"answer": f"s{n}"}) for n in LENGTHS]
     controller = turns_with(lambda problem, prompt: Game.open_conversation(problem, prompt.think))
-    sampling = replace(GREEDY, max_tokens=60, stop=STOPS, **settings)
+    sampling = greedy(max_tokens=60, stop=STOPS, **settings)
     found = compare_both(pair, controller, sampling, problems, reader=thinking)
     assert any(len(one.turn_ends) > 1 for one in found.values())
 
@@ -152,9 +156,7 @@ def test_tools_answer_alike(pair: Any) -> None:
     tools = open_tools(settings, byte_tokenizer(), in_chat=False)
     assert tools is not None
     problems = [problem_of(n) for n in range(20, 60, 3)]
-    compare_both(
-        pair, tools.make_controller, replace(GREEDY, max_tokens=160, stop=("$",)), problems
-    )
+    compare_both(pair, tools.make_controller, greedy(max_tokens=160, stop=("$",)), problems)
 
 
 def test_interrupted_completions_continue(pair: Any) -> None:
@@ -163,13 +165,13 @@ def test_interrupted_completions_continue(pair: Any) -> None:
     for one in pair:
         one.make_controller, one.render = some_controlled, render
     problems = [problem_of(n) for n in LENGTHS]
-    expected = completions_of(engine.generate(problems, GREEDY, 2))
-    waiting = [vllm.admit(n, problem, GREEDY) for n, problem in enumerate(problems)]
+    expected = completions_of(engine.generate(problems, greedy(), 2))
+    waiting = [vllm.admit(n, problem, greedy()) for n, problem in enumerate(problems)]
     for group in waiting:
         group.begin(0, 2, None)
     for version in range(1, 99):
         steps = iter(range(3))
-        vllm.sample(waiting, GREEDY, must_end=lambda _, s=steps: next(s, None) is None)
+        vllm.sample(waiting, greedy(), must_end=lambda _, s=steps: next(s, None) is None)
         if all(group.is_finished for group in waiting):
             break
         vllm.load_policy(Weights.of(engine._model, version))
