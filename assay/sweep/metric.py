@@ -24,7 +24,7 @@ METRICS: Mapping[str, str] = {
     "curriculum": "drawn effective_epochs group_size pass_rate_0_20 pass_rate_80_100 retired",
     "entropy": "mean",
     "eval": "bits_per_byte chosen_longer chosen_shorter length_correlation majority mean_tokens nll"
-    " num_not_judged pass_at_1 perplexity truncated",
+    " num_not_judged pass_at_1 perplexity truncated verifier_seconds",
     "group": "all_fail_equal all_fail all_pass distinct_answers distinct_texts mixed not_judged"
     " often_not_judged reward_std same_prompt shaped_only size",
     "kl": "answer mean old think unaligned weight",
