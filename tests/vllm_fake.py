@@ -61,6 +61,8 @@ class FakeEngine:
         self.caches_dropped += 1
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        for value in vars(params).values():  # vLLM refuses what msgpack cannot hold
+            assert value is None or type(value) in (bool, int, float, str, list, dict), value
         self.asked.append((name, prompt["prompt_token_ids"], params))
         self.waiting.append(self.asked[-1])
 

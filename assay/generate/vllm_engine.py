@@ -173,7 +173,8 @@ class VllmEngine:
     def probe(self) -> Floats:
         """Return log-probabilities of fixed tokens, at the same positions as `Engine.probe`."""
         tokens = probe_tokens(self._facts.num_embedded, self._facts.context_length).tolist()
-        ids = probed_ids(self._facts.num_embedded)
+        # vLLM sends a request to its process in msgpack, which has lists but no ranges.
+        ids = [*probed_ids(self._facts.num_embedded)]
         parts = [ids[n : n + MOST_IDS] for n in range(0, len(ids), MOST_IDS)]
         asked = {
             f"{end}/{n}": (tokens[: len(tokens) - end], part)
