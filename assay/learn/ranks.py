@@ -61,12 +61,14 @@ class Ranks:
         patience: float,
         device: str,
         reason: Callable[[str], str] = str,
+        ready: Callable[[], None] = lambda: None,
     ) -> Ranks:
         """Join the other ranks. Raises WorkerDied if not all ranks join within ``patience``.
 
         patience: seconds that a rank waits for the others in one collective operation. device: type
         of the learner's device. reason: function that returns which other rank ended and why, for
-        the error message, from the error of the communication.
+        the error message, from the error of the communication. ready: waits until all ranks are
+        about to join; raises RuntimeError.
         """
         if dist.is_initialized():
             raise RunError(
@@ -80,6 +82,7 @@ class Ranks:
         limit = timedelta(seconds=patience)
         try:
             with ranks.waiting("the start"):
+                ready()
                 dist.init_process_group(
                     backend, store=store, rank=rank, world_size=size, timeout=limit
                 )

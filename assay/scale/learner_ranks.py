@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 END_SECONDS = 10.0
 # Seconds after which the process of a rank that failed ends.
 FAILED_SECONDS = 3.0
+# Key of the store that a rank sets just before it joins the others.
+JOINING = "assay/joining"
+# Seconds between two looks at the ranks that start.
+LOOK_SECONDS = 0.2
 # Seconds to wait for the error message of a rank that ended.
 REPORT_SECONDS = 2.0
 
@@ -101,6 +106,7 @@ def follow_rank(
     torch.set_num_threads(opening.threads)
     sys.path += [folder for folder in opening.path if folder not in sys.path]
     meeting = opening.meeting
+    store.set(f"{JOINING}/{rank}", "")
     with environment(variables):
         ranks = Ranks.join(store, rank, meeting.size, meeting.patience, opening.device)
     try:
@@ -141,7 +147,8 @@ def open_ranks(build: Build, settings: ScaleConfig, device: str, stack: ExitStac
     running = [actor.run.remote(sent, rank) for rank, actor in enumerate(actors, 1)]
     with environment(meeting.environment):
         why = partial(_reason, ray, running)
-        ranks = Ranks.join(store, 0, size, settings.patience, device, why)
+        ready = partial(_await_ranks, ray, running, store, settings.patience)
+        ranks = Ranks.join(store, 0, size, settings.patience, device, why, ready)
     stack.callback(_dismiss, ray, ranks, running)
     return ranks
 
@@ -157,6 +164,19 @@ def _meet(ray: Any, settings: ScaleConfig, size: int, stack: ExitStack) -> tuple
     host, limit = ray.util.get_node_ip_address(), timedelta(seconds=settings.patience)
     store = TCPStore(host, 0, size, True, limit, wait_for_workers=False)
     return store, Meeting(size, settings.patience, host=host, port=store.port)
+
+
+def _await_ranks(ray: Any, running: Sequence[Any], store: Store, patience: float) -> None:
+    """Wait until all other ranks are about to join. Raises RuntimeError if one ends or is late."""
+    # torch waits for the whole patience, even for a rank that has ended.
+    keys = [f"{JOINING}/{rank}" for rank in range(1, 1 + len(running))]
+    until = time.monotonic() + patience
+    while not store.check(keys):
+        ended, _ = ray.wait([*running], num_returns=1, timeout=LOOK_SECONDS)
+        if ended:
+            raise RuntimeError("a rank ended")
+        if time.monotonic() > until:
+            raise RuntimeError(f"not all ranks started within {patience:g} s")
 
 
 def _dismiss(ray: Any, ranks: Ranks, running: Sequence[Any]) -> None:

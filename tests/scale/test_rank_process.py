@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from assay.errors import WorkerDied
 from assay.scale import learner_ranks
@@ -78,3 +79,16 @@ CASES: list[tuple[dict[str, Exception], str]] = [
 def test_the_rank_that_failed_or_hangs_is_named(ends: dict[str, Exception], words: str) -> None:
     """Ranks that wait for a hung rank end with an error of their own; the hung rank does not."""
     assert learner_ranks._reason(fake_ray(ends), ["one", "two"], "timed out").startswith(words)
+
+
+def test_a_rank_that_ends_before_it_joins_ends_the_wait_at_once(tmp_path: Path) -> None:
+    """torch itself would wait for the whole patience."""
+    store = FileStore(str(tmp_path / "store"), 3)
+    wait = learner_ranks._await_ranks
+    with pytest.raises(RuntimeError, match="a rank ended"):
+        wait(fake_ray({"two": OSError("killed")}), ["one", "two"], store, 1e9)
+    with pytest.raises(RuntimeError, match="not all ranks started within 0 s"):
+        wait(fake_ray({}), ["one", "two"], store, 0.0)
+    for rank in (1, 2):
+        store.set(f"{learner_ranks.JOINING}/{rank}", "")
+    wait(fake_ray({}), ["one", "two"], store, 0.0)

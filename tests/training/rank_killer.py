@@ -30,7 +30,7 @@ from ray_killer import RUN_MARK, SILENCE, Campaign, exit_code
 from ray_nodes import free_port, gone_soon, processes
 from safetensors import safe_open
 from test_distill import ON_POLICY, distill_tree
-from test_preference import preference_tree
+from test_preference import pairs_file, preference_tree
 from test_reward_model_stage import KINDS as REWARD_MODELS
 from test_reward_model_stage import config_of
 from train_killer import fingerprint, start
@@ -75,6 +75,8 @@ def ahead(world: World, **scale: Any) -> Tree:
         rl={"steps": STEPS, "num_prompts": 2},
         algorithm={"name": "grpo", "kl_weight": 0.01},
         scale={"rollout_actors": 2, "steps_ahead": 2, **scale},
+        # A tiny model changes much within two steps.
+        guard={"max_mismatch": 5.0},
     )
 
 
@@ -98,13 +100,16 @@ def traces(world: World, **scale: Any) -> Tree:
 
 def desirable(world: World) -> Tree:
     """Preferences with a reference, in three ranks."""
-    settings = {"method": "kto", "pairs_per_step": 9, "epochs": 20}
+    heldout = [pairs_file(world, 5, "held.jsonl")]
+    settings = {"method": "kto", "pairs_per_step": 9, "epochs": 20, "heldout": heldout}
     return {**preference_tree(world, preference=settings), "scale": {"learner_ranks": 3}}
 
 
 def reward_model(world: World) -> Tree:
     tree = tomllib.loads(dump(config_of(world, REWARD_MODELS["process"])))
     tree["reward_model"]["epochs"] = 8
+    # The campaign sets the patience.
+    del tree["scale"]
     return tree
 
 
