@@ -213,8 +213,9 @@ class Optimizer:
     def save_state(self, folder: Path) -> None:
         """Write moments, master weights or their lower halves, and counts.
 
-        The file is ``optimizer.safetensors``. Tensors are written from their memory, without a
-        copy. All learner ranks call this method; rank 0 collects the state and writes the file.
+        The file is ``optimizer.safetensors``. Undivided tensors are written from their memory,
+        without a copy. All learner ranks call this method. Rank 0 collects the state and writes the
+        file.
         """
         state, plain = self.rule.save()
         if self._slices is not None:

@@ -20,7 +20,8 @@ from assay.learn.ranks import Ranks
 def slices_of(parameters: Mapping[str, Tensor], size: int) -> list[dict[str, slice]]:
     """Return, for each of ``size`` ranks, the range of each flattened parameter that it steps.
 
-    The ranges of all ranks have about equally many elements, and cover every element once.
+    The ranges cover every element once. They consist of whole pieces of AdamW, so the slices of
+    few or small parameters, such as adapters, are uneven.
     """
     total = sum(parameter.numel() for parameter in parameters.values())
     found: list[dict[str, slice]] = [{} for _ in range(size)]

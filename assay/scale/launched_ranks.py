@@ -22,7 +22,7 @@ from assay.config import ScaleConfig
 from assay.errors import ConfigError, WorkerDied, cause, message
 from assay.learn.ranks import Ranks
 from assay.scale.cluster import environment
-from assay.scale.launched import Launch, launch
+from assay.scale.launched import Launch, check_alone, hidden, launch
 from assay.scale.learner_ranks import Build, Meeting, follow_rank, opening_of, reason_of
 
 # Keys of the store.
@@ -34,6 +34,8 @@ REPORT_SECONDS = 2.0
 END_SECONDS = 2.0
 
 _stores: list[Store] = []
+# Process ids of the processes that have led other ranks: a fork has led none.
+_have_led: set[int] = set()
 
 
 def check_launch(settings: ScaleConfig) -> None:
@@ -42,9 +44,7 @@ def check_launch(settings: ScaleConfig) -> None:
     if found is None:
         return
     if not _stores:
-        where = f"{found.size} processes (WORLD_SIZE) of a command that trains several stages"
-        remedy = "start one process, or assay train for each stage"
-        raise ConfigError(message("torchrun", where, "assay train", remedy))
+        check_alone("a command that trains several stages")
     if found.size != ranks:
         remedy = f"set scale.learner_ranks = {found.size}, or start as many processes as ranks"
         where = f"{ranks}, in {found.size} processes (WORLD_SIZE)"
@@ -62,12 +62,17 @@ def leading() -> Iterator[None]:
     if found is None or _stores:
         yield
         return
+    # The other processes end with the first training, so a second training would wait for them.
+    if os.getpid() in _have_led:
+        check_alone("a program that trains twice")
     if found.rank:
         follow(found)
     store = found.store()
+    _have_led.add(os.getpid())
     _stores.append(store)
     try:
-        yield
+        with hidden(found):
+            yield
     finally:
         _stores.remove(store)
         with suppress(RuntimeError):

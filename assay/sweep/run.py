@@ -26,6 +26,7 @@ from assay.recipes.run import FILE as RECIPE_FILE
 from assay.run.names import find_checkpoint
 from assay.run.progress import format_seconds
 from assay.run.state import why_ended
+from assay.scale.launched import check_alone
 from assay.sweep.check import check_sweep
 from assay.sweep.comparison import compare_arms
 from assay.sweep.file import SweepFile, read_sweep
@@ -127,6 +128,8 @@ def run_sweep(
     run is resumed. other_seeds: run all arms with further seeds too, in this call and in all later
     calls. Raises UserError with every fault of every arm, and Interrupted after Ctrl-C or SIGTERM.
     """
+    # Every run of the sweep would inherit the launcher's variables and wait for other ranks.
+    check_alone("a sweep")
     file = read_sweep(path)
     folder = directory / file.name
     check_folder(folder, "--directory")

@@ -20,10 +20,11 @@ from train_worlds import World, rows_of
 
 from assay.config import build
 from assay.errors import ConfigError
-from assay.scale import launched
+from assay.scale import launched, launched_ranks
 from assay.scale.cluster import environment
-from assay.scale.launched import Launch, launch
+from assay.scale.launched import launch
 from assay.session.stage import Stage
+from assay.sweep.run import Runner, run_sweep
 from assay.training.api import run_stage, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -134,7 +135,8 @@ def test_the_place_of_a_process_is_that_of_its_variables(monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     assert launch() is None
     with place(1, 3, 5):
-        assert launch() == Launch(1, 3)
+        found = launch()
+        assert found is not None and (found.rank, found.size) == (1, 3)
     with place(0, 1, 5):
         assert launch() is None
     with place(2, 2, 5), pytest.raises(ConfigError, match="RANK: found 2; accepted: less than"):
@@ -150,6 +152,35 @@ def test_other_commands_than_train_are_refused(world: World) -> None:
     stage = Stage(build(tree_of(world, "recipe", scale=TWO)), quiet=True)
     with place(0, 2, 5), pytest.raises(ConfigError, match=r"torchrun: found 2 processes"):
         run_stage(stage)
+
+
+def test_a_sweep_is_refused(world: World) -> None:
+    """Each of its runs would inherit the variables, and wait for a rank 0 that never comes."""
+    runner = Runner((), 1, print)
+    with place(0, 2, 5), pytest.raises(ConfigError, match=r"2 processes .* of a sweep"):
+        run_sweep(world.folder / "sweep.toml", runner)
+
+
+def test_variables_of_the_launcher_are_hidden_from_what_rank_0_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with place(0, 2, 5):
+        found = launch()
+        assert found is not None and found.environment
+        with launched.hidden(found):
+            left = {*os.environ} & {*launched.VARIABLES, "LOCAL_RANK"}
+            assert not left and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+            assert launch() is found and found.environment
+        assert os.environ["RANK"] == "0" and os.environ["LOCAL_RANK"] == "0"
+
+
+def test_a_second_training_of_a_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched_ranks, "_have_led", {os.getpid()})
+    refused = pytest.raises(ConfigError, match="a program that trains twice")
+    with place(0, 2, 5), refused, launched_ranks.leading():
+        pytest.fail("the other ranks are gone")
 
 
 @pytest.mark.slow
