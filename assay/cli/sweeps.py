@@ -1,4 +1,4 @@
-"""`assay sweep`, `assay ablate` and `assay ladder`: experiments with several arms and seeds."""
+"""`assay sweep` and `assay ablate`: experiments with several arms and seeds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ Parallel = Annotated[int, typer.Option(min=1, max=1024, help="Number of runs at 
 OtherSeeds = Annotated[
     bool, typer.Option("--other-seeds", help="Also repeat the sweep with other seeds.")
 ]
+Ladder = Annotated[
+    bool,
+    typer.Option("--ladder", help="Arms are model sizes: fit accuracy against compute."),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check every arm and plan the time, then stop.")
 ]
@@ -30,11 +34,18 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="TOML file of the sweep (docs/sweeps.md).")],
     parallel: Parallel = 1,
     other_seeds: OtherSeeds = False,
+    ladder: Ladder = False,
     directory: Directory = Path("sweeps"),
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train every arm of FILE with every seed, and compare the arms; the same command resumes."""
+    if ladder:
+        if other_seeds:
+            where, accepted = "--other-seeds", "no --ladder: give the seeds in the file"
+            raise UserError(message(where, "--ladder", accepted))
+        _ladder(file, parallel, directory, dry_run, as_json)
+        return
     _sweep(file, parallel, other_seeds, directory, dry_run, as_json)
 
 
@@ -76,15 +87,7 @@ def ablate(
     _sweep(file, parallel, other_seeds, directory, dry_run, as_json)
 
 
-@app.command(rich_help_panel=TRAIN)
-def ladder(
-    file: Annotated[Path, typer.Argument(help="TOML file of the sweep (docs/ladder.md).")],
-    parallel: Parallel = 1,
-    directory: Directory = Path("sweeps"),
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
-    """Train the model sizes of FILE, and fit accuracy against compute; the same command resumes."""
+def _ladder(file: Path, parallel: int, directory: Path, dry_run: bool, as_json: bool) -> None:
     from assay.sweep.ladder import check_ladder, run_ladder
 
     if dry_run:
@@ -96,7 +99,7 @@ def ladder(
     try:
         result = run_ladder(file, Runner(COMMAND, parallel, say), directory=directory)
     except Interrupted:
-        say(f"interrupted; continue with: assay ladder {file}")
+        say(f"interrupted; continue with: assay sweep {file} --ladder")
         raise typer.Exit(INTERRUPTED) from None
     show(result, as_json)
 
