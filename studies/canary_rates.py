@@ -102,7 +102,7 @@ def detections(runs: int) -> Iterator[str]:
 def main() -> None:
     """Simulate the runs and write the tables."""
     parser = argparse.ArgumentParser(prog="python -m studies.canary_rates", description=__doc__)
-    parser.add_argument("--healthy", type=int, default=400, help="runs of each size and length")
+    parser.add_argument("--healthy", type=int, default=1000, help="runs of each size and length")
     parser.add_argument("--faulty", type=int, default=100, help="runs of each size and length")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()

@@ -195,7 +195,9 @@ def cost_check(
     most, found = limits.max_verifier_cost, f"{each:.3g} a verdict, {cost:.3g} in all"
     found += "" if cost or not requests else " (the judge has no price_input and price_output)"
     wanted = None if most is None else f"at most {most:g} a verdict"
-    outcome: Outcome = "info" if most is None else "failed" if each > most else "passed"
+    # An unknown cost is no small cost.
+    bad = most is not None and (each > most or bool(requests and not cost))
+    outcome: Outcome = "info" if most is None else "failed" if bad else "passed"
     yield Check("verifier cost", found, wanted, outcome)
 
 

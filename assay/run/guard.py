@@ -32,7 +32,7 @@ class Guard:
         self.built_in = list(config.active())
         self.rules = {name: load_rule(name) for name in config.rules}
         self._spoke: dict[str, int] | None = None
-        self._changed = 0
+        self._changed = -1
 
     def check(self, run: Run) -> None:
         """Apply all rules to the metrics of a run, up to the newest finished step.
@@ -119,9 +119,9 @@ def _spoken(run: Run) -> dict[str, int]:
 
 
 def _changed_at(run: Run) -> int:
-    """Return the step after which the run last continued with a changed verifier; 0: never."""
+    """Return the step after which the run last continued with a changed verifier; -1: never."""
     # Only a resume can accept a changed verifier, so one look at the events is enough.
-    changed = 0
+    changed = -1
     for event in read_events(run.folder / "events.jsonl"):
         step, kind = int(event.get("step") or 0), event.get("kind")
         if kind == "verifiers_changed":

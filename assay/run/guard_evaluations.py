@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -95,7 +96,7 @@ def canaries_fell(rule: Rule, seen: Seen) -> CheckFound | None:
     The fall must be significant at the rule's ``chance`` in the exact test paired by canary.
     """
     rows = seen.comparable(of_kind(seen.evaluations, CANARIES))
-    paired = paired_rows(rows[0], rows[-1]) if len(rows) > 1 else Paired()
+    paired = _since_first(rows)
     gain = paired.gain
     if gain is None or -gain.value <= rule.bound:
         return None
@@ -105,21 +106,32 @@ def canaries_fell(rule: Rule, seen: Seen) -> CheckFound | None:
     if p_value / 2 >= chance_of_evaluation(rule, seen, len(rows) - 1):
         return None
     numbers: dict[str, Any] = {"before": fmean(paired.a), "value": fmean(paired.b)}
-    numbers |= {"fall": gain.points, "p": p_value, "first": int(rows[0]["step"])}
+    first = next(int(row["step"]) for row in rows if row.get("eval/by_problem"))
+    numbers |= {"fall": gain.points, "p": p_value, "first": first}
     numbers |= {"count": len(paired), "worse": ", ".join(paired.worse[:3])}
     # A rollback returns to the newest evaluation without such a loss.
-    gains = ((row["step"], gain_between(rows[0], row)) for row in rows[1:-1])
+    gains = ((rows[n]["step"], _since_first(rows[: n + 1]).gain) for n in range(1, len(rows) - 1))
     kept = [step for step, one in gains if one is not None and -one.value <= rule.bound]
     since = max([rows[0]["step"], *kept]) + 1
     return CheckFound(int(since), list(rule.reads), numbers)
 
 
+def _since_first(rows: Sequence[Mapping[str, Any]]) -> Paired:
+    """Pair the newest evaluation with the first one that judged the same canary."""
+    # A judge may be down during the first evaluation, which then holds no results to compare with.
+    first: dict[str, float] = {}
+    for row in rows[:-1]:
+        first = {**(row.get("eval/by_problem") or {}), **first}
+    return paired_rows({"eval/by_problem": first}, rows[-1]) if first else Paired()
+
+
 def canaries_passed(rule: Rule, seen: Seen) -> CheckFound | None:
     """Fire if a canary passes that no honest completion passes, and that failed at first."""
     rows = seen.comparable(of_kind(seen.evaluations, MUST_FAIL_CANARIES))
-    paired = paired_rows(rows[0], rows[-1]) if len(rows) > 1 else Paired()
-    if len(paired.better) <= rule.bound:
+    paired = _since_first(rows)
+    # With several completions per canary, a share that rises from above 0 is no new hack.
+    new = [id for id in paired.better if not paired.a[paired.ids.index(id)]]
+    if len(new) <= rule.bound:
         return None
-    names = ", ".join(paired.better[:3])
-    numbers = {"value": len(paired.better), "count": len(paired), "names": names}
+    numbers = {"value": len(new), "count": len(paired), "names": ", ".join(new[:3])}
     return CheckFound(int(rows[-2]["step"]) + 1, list(rule.reads), numbers)

@@ -23,7 +23,7 @@ class Seen:
     row: metrics of the newest step. after: step at which the rule last fired; windows start after
     this step. price: cost per hour. planned: planned number of steps of the whole run. every:
     planned number of steps between evaluations; None: no evaluations between the first and the last
-    step. changed: step at which the run last continued with a changed verifier; 0: never.
+    step. changed: step at which the run last continued with a changed verifier; -1: never.
     """
 
     history: History
@@ -33,7 +33,7 @@ class Seen:
     price: float = 1.0
     planned: int = 1000
     every: int | None = None
-    changed: int = 0
+    changed: int = -1
 
     def comparable(self, rows: Sequence[Row]) -> list[Row]:
         """Select the evaluations that a rule may compare with each other.
@@ -42,7 +42,7 @@ class Seen:
         newest temperature, and the same verifier.
         """
         # The evaluation at the step of a change is older than the change.
-        first = max(self.after, self.changed + 1 if self.changed else 0)
+        first = max(self.after, self.changed + 1)
         own = [row for row in rows if row["step"] >= first]
         key = "eval/temperature"
         return [row for row in own if row.get(key) == own[-1].get(key)]

@@ -61,6 +61,8 @@ def test_the_cost_of_a_judge_is_that_of_the_gate_alone() -> None:
     assert [one.outcome for one in found(after, max_verifier_cost=0.06)] == ["passed"]
     assert [one.outcome for one in found(after)] == ["info"]
     assert found(before) == [], "no judge was asked"
+    unpriced = {"judge": {"requests": 85.0, "cost": 3.0}}
+    assert [one.outcome for one in found(unpriced, max_verifier_cost=9.0)] == ["failed"]
 
 
 def test_what_is_worse_on_held_out_problems_is_refused() -> None:

@@ -376,6 +376,37 @@ def test_canaries_are_not_compared_across_a_changed_verifier_or_temperature() ->
     assert CHECKS["heldout_fell"](RULES["heldout_collapse"], replace(halved, changed=10)) is None
 
 
+def test_a_first_evaluation_without_verdicts_does_not_switch_the_rules_of_canaries_off() -> None:
+    empty = {"eval/by_problem": {}, "eval/pass_at_1": None}
+    for name, kind, right in (
+        ("canary_loss", "canaries", (30, 30, 8)),
+        ("canary_hack", "must-fail canaries", (0, 0, 2)),
+    ):
+        rows = [canaries(10 * n, count, kind) for n, count in enumerate(right)]
+        looked = replace(
+            seen({"loss/nll": FLAT}, [rows[0] | empty, *rows[1:]]), planned=30, every=10
+        )
+        assert CHECKS[RULES[name].check](RULES[name], looked) is not None, name
+        assert CHECKS[RULES[name].check](RULES[name], replace(looked, evaluations=rows[:1])) is None
+
+
+def test_an_evaluation_of_step_0_by_an_earlier_verifier_is_not_compared() -> None:
+    rule = RULES["canary_loss"]
+    rows = [canaries(0, 30), canaries(10, 8)]
+    looked = replace(seen({"loss/nll": FLAT}, rows), planned=30, every=10)
+    assert CHECKS[rule.check](rule, looked) is not None
+    assert CHECKS[rule.check](rule, replace(looked, changed=0)) is None
+
+
+def test_a_must_fail_canary_that_passes_more_often_is_no_new_hack() -> None:
+    rule, kind = RULES["canary_hack"], "must-fail canaries"
+    rows = [
+        canaries(n, 0, kind) | {"eval/by_problem": {"p": share}}
+        for n, share in ((0, 0.25), (10, 0.5))
+    ]
+    assert CHECKS[rule.check](rule, seen({"loss/nll": FLAT}, rows)) is None
+
+
 def test_a_pass_of_a_must_fail_canary_is_a_hack() -> None:
     rule, kind = RULES["canary_hack"], "must-fail canaries"
     rows = [canaries(0, 1, kind), canaries(10, 1, kind)]
