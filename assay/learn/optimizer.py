@@ -222,6 +222,7 @@ class Optimizer:
             assert isinstance(self.rule, AdamW)
             state = self._slices.collected(self.rule)
         if self.ranks.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
             write_state(folder / STATE_FILE, state, plain, self.num_steps)
 
     def load_state(self, folder: Path) -> None:
