@@ -6,8 +6,7 @@ Published: GRPO in bfloat16 on DGX H100, 64 prompts x 32 completions, 4 optimize
 https://docs.nvidia.com/nemo/rl/0.5.0/about/performance-summary.html; the division of the devices is
 that of the recipes in version 0.5.0. Not published: the distribution of the lengths (assumed
 exponential with the published mean) and the prompts (assumed to have 100 tokens). NeMo RL divides
-layers among devices (tensor and pipeline parallel), and the simulation divides completions. With
-whole groups on a rank, as Assay trains, simulated steps were 1.5 to 3.9 times the published ones.
+layers among devices (tensor and pipeline parallel), and the simulation divides completions.
 """
 
 from __future__ import annotations

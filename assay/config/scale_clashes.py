@@ -62,11 +62,16 @@ def _clashes_of_shards(config: Any) -> Iterator[str]:
     if config.stage not in SHARDED_STAGES:
         accepted = f"false in a stage other than {', '.join(SHARDED_STAGES)}"
         yield message("scale.shard", f"true in a run of [{config.stage}]", accepted)
+    for what in unsupported_by_shards(config):
+        yield message("scale.shard", f"true with {what}", f"false with {what}")
+
+
+def unsupported_by_shards(config: Any) -> Iterator[str]:
+    """Yield the settings of a configuration that sharded weights do not support."""
     unsupported = {
         "[model.lora]": config.model.lora is not None or config.model.adapter is not None,
         "[teacher]": config.teacher is not None,
         'optimizer.name = "adamw_8bit"': config.optimizer.name == "adamw_8bit",
         'optimizer.state_dtype = "bfloat16"': config.optimizer.state_dtype != "float32",
     }
-    for what in (what for what, is_set in unsupported.items() if is_set):
-        yield message("scale.shard", f"true with {what}", f"false with {what}")
+    yield from (what for what, is_set in unsupported.items() if is_set)

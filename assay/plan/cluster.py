@@ -84,7 +84,7 @@ def collective_bandwidth(gpu: Gpu, count: int) -> float:
 
 
 def gather_seconds(gpu: Gpu, count: int, num_bytes: float, calls: int = 1) -> float:
-    """Return the seconds of an all-gather, a reduce-scatter or a broadcast of ``num_bytes``.
+    """Return the seconds of an all-gather or a reduce-scatter of ``num_bytes``.
 
     calls: number of operations that share the bytes.
     """
@@ -94,24 +94,43 @@ def gather_seconds(gpu: Gpu, count: int, num_bytes: float, calls: int = 1) -> fl
     return (count - 1) / count * num_bytes / collective_bandwidth(gpu, count) + hops
 
 
+def broadcast_seconds(gpu: Gpu, where: ClusterPlacement, num_bytes: float) -> float:
+    """Return the seconds in which the first learner sends ``num_bytes`` to all samplers."""
+    # Every sampler receives all bytes, and the samplers may be on other hosts than the learner.
+    hops = math.ceil(math.log2(where.samplers + 1)) * LATENCY
+    return num_bytes / collective_bandwidth(gpu, where.learners + where.samplers) + hops
+
+
 def costs_on(
-    gpu: Gpu, units: UnitSeconds, model: ClusterModel, where: ClusterPlacement, slots: int
+    gpu: Gpu,
+    units: UnitSeconds,
+    model: ClusterModel,
+    where: ClusterPlacement,
+    slots: int,
+    divides_state: bool = True,
 ) -> ClusterCosts:
-    """Return the unit times of a placement. slots: slots of ``units.decode``."""
+    """Return the unit times of a placement.
+
+    slots: slots of ``units.decode``. divides_state: whether each rank steps a slice of the weights,
+    as it does unless the optimizer is 8-bit AdamW.
+    """
     ranks, calls = where.learners, math.ceil(GRADIENT_BYTES * model.num_trained / BUCKET_BYTES)
     gradients = gather_seconds(gpu, ranks, GRADIENT_BYTES * model.num_trained, calls)
     weights = gather_seconds(gpu, ranks, model.weight_bytes, model.num_layers)
     moved = 0.0 if where.shared else model.sent_bytes
-    transfer = gather_seconds(gpu, where.samplers + 1, moved) if moved else 0.0
+    transfer = broadcast_seconds(gpu, where, moved) if moved else 0.0
+    # Without shards, each rank sends the slice that it stepped to the other ranks.
+    stepped = gather_seconds(gpu, ranks, model.sent_bytes) if divides_state else 0.0
     return ClusterCosts(
         prompt_token=units.prompt_token,
         decode=max(0.0, units.decode - slots * units.decode_slot),
         decode_slot=units.decode_slot,
         update_token=units.update_token,
-        update_fixed=units.update_fixed / (ranks if where.shard else 1),
+        update_fixed=units.update_fixed / (ranks if where.shard or divides_state else 1),
+        score_token=units.teacher_token,
         # An all-reduce is a reduce-scatter and an all-gather. Sharded gradients are only scattered,
         # once for each micro-batch, and weights are gathered for the forward and the backward pass.
-        reduce=0.0 if where.shard else 2 * gradients,
+        reduce=0.0 if where.shard else 2 * gradients + stepped,
         gather=2 * weights + gradients if where.shard else 0.0,
         # The command gathers a whole copy of sharded weights before it sends the copy.
         transfer=transfer + (weights if where.shard else 0.0),
@@ -120,9 +139,13 @@ def costs_on(
 
 
 def work_of(
-    config: TrainConfig, where: ClusterPlacement, prompt_tokens: float, micro_batch: float
+    config: TrainConfig,
+    where: ClusterPlacement,
+    prompt_tokens: float,
+    micro_batch: float,
+    num_scores: int = 0,
 ) -> ClusterWork:
-    """Return the work of a configured step on a placement."""
+    """Return the work of a configured step on a placement. num_scores: as in `ClusterWork`."""
     assert config.drawing is not None
     drawn, rl = config.drawing, config.rl
     return ClusterWork(
@@ -138,6 +161,7 @@ def work_of(
         steps_ahead=config.scale.steps_ahead,
         num_minibatches=rl.num_minibatches if rl else 1,
         epochs=rl.epochs if rl else 1,
+        num_scores=num_scores,
         micro_batch_tokens=micro_batch,
         shares_prompts=not where.shard,
     )
@@ -160,7 +184,9 @@ def draw_lengths(
         drawn = np.minimum(np.ceil(rng.exponential(MEAN_LENGTH * most, shape)), most)
         return drawn.astype(int).tolist()
     chosen = rng.integers(0, len(groups), shape[:2])
-    return [[rng.choice(groups[n], shape[2]).tolist() for n in step] for step in chosen]
+    # A completion of a pilot with a higher limit would end at the limit of this run.
+    limited = [np.minimum(group, config.sampling.max_tokens) for group in groups]
+    return [[rng.choice(limited[n], shape[2]).tolist() for n in step] for step in chosen]
 
 
 def placements(config: TrainConfig, count: int, shard: bool) -> Iterator[ClusterPlacement]:
@@ -206,18 +232,18 @@ def _tried(most: int, most_ranks: int) -> list[int]:
 LONGEST = "the longest completions"
 REMEDIES: Mapping[str, str] = {
     "decoding": "more samplers, or shorter completions",
-    LONGEST: "scale.steps_ahead hides them behind other steps",
+    LONGEST: "scale.steps_ahead, with scale.rollout_actors, hides them behind other steps",
     "reading prompts": "more samplers",
     "passes of the update": "more learner ranks",
     "exchange of gradients and sharded weights": "fewer ranks, or more prompts in a step",
     "transfer of weights": "scale.steps_ahead does not hide it; a faster network does",
-    "the optimizer's step": "scale.shard divides it",
+    "the optimizer's step": "more learner ranks, which divide it (not with 8-bit AdamW)",
     "verdicts": "verification.num_workers, or scale.verifier_actors",
 }
 FASTER: Mapping[str, Sequence[str]] = {
     "decoding": ("decode", "decode_slot"),
     "reading prompts": ("prompt_token",),
-    "passes of the update": ("update_token",),
+    "passes of the update": ("update_token", "score_token"),
     "exchange of gradients and sharded weights": ("reduce", "gather"),
     "transfer of weights": ("transfer", "load"),
     "the optimizer's step": ("update_fixed",),

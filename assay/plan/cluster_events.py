@@ -24,17 +24,19 @@ class ClusterCosts:
 
     prompt_token: reading one token by a sampler. decode: a decoding step without completions.
     decode_slot: additional seconds of a decoding step for each completion. update_token: passes of
-    one token on one rank. update_fixed: the optimizer's step. reduce: the exchange of gradients for
-    one optimizer step. gather: the exchange of sharded weights for one micro-batch, which overlaps
-    with its passes. transfer: sending new weights to all samplers, in which the learner waits.
-    load: loading the weights in a sampler, in which the sampler waits. verdict: one verdict.
-    other: remaining seconds of a step, such as its records.
+    one token on one rank. score_token: one scoring pass of one token on one rank. update_fixed: the
+    optimizer's step. reduce: the exchange of gradients for one optimizer step. gather: the exchange
+    of sharded weights for one micro-batch, which overlaps with its passes. transfer: sending new
+    weights to all samplers, in which the learner waits. load: loading the weights in a sampler, in
+    which the sampler waits. verdict: one verdict. other: remaining seconds of a step, such as its
+    records.
     """
 
     prompt_token: float = 0.0
     decode: float = 0.0
     decode_slot: float = 0.0
     update_token: float = 0.0
+    score_token: float = 0.0
     update_fixed: float = 0.0
     reduce: float = 0.0
     gather: float = 0.0
@@ -48,10 +50,11 @@ class ClusterCosts:
 class ClusterWork:
     """A step's work, and the processes that share it.
 
-    num_minibatches: optimizer steps of a step, per epoch. slots: completions that a sampler decodes
-    at once. num_verifiers: completions that are judged at once. micro_batch_tokens: tokens of a
-    micro-batch. shares_prompts: whether an update computes a prompt once per group, and not once
-    per completion.
+    num_minibatches: optimizer steps of a step, per epoch. num_scores: passes before the update that
+    score the step's tokens, by the old policy and by a reference. slots: completions that a sampler
+    decodes at once. num_verifiers: completions that are judged at once. micro_batch_tokens: tokens
+    of a micro-batch. shares_prompts: whether an update computes a prompt once per group, and not
+    once per completion.
     """
 
     num_prompts: int
@@ -64,6 +67,7 @@ class ClusterWork:
     steps_ahead: int = 0
     num_minibatches: int = 1
     epochs: int = 1
+    num_scores: int = 0
     micro_batch_tokens: float = math.inf
     shares_prompts: bool = True
 
@@ -99,14 +103,16 @@ class SimulatedRun:
 
     @property
     def _span(self) -> tuple[float, Sequence[SimulatedStep]]:
-        first = min(SKIPPED + self.work.steps_ahead, len(self.steps) - 1)
-        counted = self.steps[first:]
+        ahead = self.work.steps_ahead
+        first = min(SKIPPED + ahead, len(self.steps) - 1)
+        # During the last steps nothing is drawn ahead, so the samplers have less work than usual.
+        counted = self.steps[first : max(first + 1, len(self.steps) - ahead)]
         began = self.steps[first - 1].end if first else 0.0
         return counted[-1].end - began, counted
 
     @property
     def step_seconds(self) -> float:
-        """Mean seconds of a step, without the first steps."""
+        """Mean seconds of a step, without the first and the last steps."""
         seconds, counted = self._span
         return seconds / len(counted)
 
@@ -407,8 +413,10 @@ class _Simulation:
             gathers = math.ceil(longest / work.micro_batch_tokens) * costs.gather
             seconds += max(passes, gathers) + costs.reduce + costs.update_fixed
             computed += sum(shares) * costs.update_token + work.num_ranks * costs.update_fixed
+        scoring = work.num_scores * costs.score_token
         whole = work.epochs * seconds + costs.transfer + costs.other
-        return whole, work.epochs * computed
+        whole += scoring * max(balance(sizes, work.num_ranks))
+        return whole, work.epochs * computed + scoring * sum(sizes)
 
 
 def balance(sizes: Sequence[float], num_ranks: int) -> list[float]:

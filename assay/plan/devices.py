@@ -72,8 +72,11 @@ def find_gpu(name: str, option: str = "--device") -> Gpu:
 def parse_devices(text: str) -> tuple[int, Gpu]:
     """Return the number and the kind of devices in a text such as ``64xH100``. Raises
     ConfigError."""
-    count, times, name = text.partition("x")
-    if not times or not count.strip().isdecimal() or not 1 <= int(count) <= MOST_DEVICES:
+    # Names of GPUs ignore case, so the x does, too. Python refuses to read very long numbers.
+    place = text.lower().find("x")
+    count, name = text[: max(0, place)].strip(), text[place + 1 :]
+    is_number = count.isdecimal() and len(count) <= len(str(MOST_DEVICES))
+    if not is_number or not 1 <= int(count) <= MOST_DEVICES:
         accepted = f"a number from 1 to {MOST_DEVICES:,} and a GPU, as 64xH100"
         raise ConfigError(message("--devices", repr(text), accepted))
     return int(count), find_gpu(name, "--devices")

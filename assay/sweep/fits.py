@@ -224,8 +224,11 @@ def predict_size(
     flat_SP = error_SAK[:, :-1].reshape(len(error_SAK), -1)
     mean_P = flat_SP.mean(0)
     noise_NP = replicates(flat_SP - mean_P, rng)
-    spread = np.sqrt(((flat_SP - mean_P) ** 2).mean(1, keepdims=True))
+    # The seeds of the largest size have noise of their own. It is taken from the smaller sizes in
+    # accuracy, because equal noise in accuracy is larger in log(1 - y) where 1 - y is smaller.
+    small_SP = y_SAK[:, :-1].reshape(len(y_SAK), -1)
+    spread_S1 = np.sqrt(((small_SP - small_SP.mean(0)) ** 2).mean(1, keepdims=True))
     before = 1.0 - np.exp(target @ solve @ mean_P)
-    draws = (mean_P + noise_NP) @ (target @ solve) + replicates(spread, rng)[:, 0]
-    predicted = Estimate.of(before, np.clip(1.0 - np.exp(draws), 0.0, 1.0))
+    draws = 1.0 - np.exp((mean_P + noise_NP) @ (target @ solve)) + replicates(spread_S1, rng)[:, 0]
+    predicted = Estimate.of(before, np.clip(draws, 0.0, 1.0))
     return Prediction(predicted, float(y_SAK[:, -1, -1].mean()))

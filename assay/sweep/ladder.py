@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from assay.config import TrainConfig, read_toml
+from assay.config import ModelConfig, TrainConfig, read_toml
 from assay.errors import ConfigError, RunError, message
 from assay.host.files import config_of
 from assay.host.records import read_step_rows
@@ -198,46 +198,47 @@ def _measure(run: Path) -> _Measured:
     rates = {row["step"]: row.get("eval/by_problem") or {} for row in of_deciding_kind(rows)}
     if 0 not in rates:
         raise RunError(message(str(run), "no evaluation at step 0", "one, as evaluation.at_start"))
-    num_weights, adapted = _weights_of(run)
+    num_weights, adapted, epochs = _weights_of(run)
     total, compute = np.zeros(3), {0: (0.0, 0.0, 0.0)}
     for row in read_step_rows(run / "metrics.jsonl"):
         sampled, trained = row.get("tokens/generated", 0.0), row.get("tokens/trained", 0.0)
         rollouts = round(sampled / row["length/mean"]) if row.get("length/mean") else 0
-        flop = _operations(num_weights, adapted, row.get("tokens/prompt", 0.0), sampled, trained)
+        prompt = row.get("tokens/prompt", 0.0)
+        flop = _operations(num_weights, adapted, epochs, prompt, sampled, trained)
         total += np.array([rollouts, sampled + trained, flop])
         compute[row["step"]] = (float(total[0]), float(total[1]), float(total[2]))
     return _Measured(num_weights, compute, rates)
 
 
 def _operations(
-    num_weights: int, adapted: bool, prompt: float, sampled: float, trained: float
+    num_weights: int, adapted: bool, epochs: int, prompt: float, sampled: float, trained: float
 ) -> float:
     """Return the operations of a step: 2 per weight and token forward, 4 backward (Kaplan et al.
     2020, arXiv 2001.08361, section 2.1).
 
     Adapters halve the backward pass: the base has no gradients of weights. A prompt counts once per
-    group. Attention scores, a reference, a critic and evaluations are left out.
+    group. ``tokens/trained`` counts a token once for all epochs. Attention scores, scoring passes,
+    a reference, a critic and evaluations are left out.
     """
-    update = 4 if adapted else 6
+    update = epochs * (4 if adapted else 6)
     return num_weights * (2 * (prompt + sampled) + update * (prompt + trained))
 
 
-def _weights_of(run: Path) -> tuple[int, bool]:
-    """Return the number of weights that a token is multiplied with, and whether only adapters are
-    trained."""
+def _weights_of(run: Path) -> tuple[int, bool, int]:
+    """Return the number of weights that a token is multiplied with, whether only adapters are
+    trained, and the number of epochs of a step. All experts of a mixture count."""
     import torch
-    from transformers import AutoConfig
 
     from assay.model.skeleton import skeleton
-    from assay.run.names import find_checkpoint
+    from assay.plan.measured.on_device import read_shape
 
     tree, _ = read_toml(config_of(run))
-    section = tree.get("model", {})
-    path = str(section.get("path", ""))
-    config = AutoConfig.from_pretrained(str(find_checkpoint(path) or path))
+    section = ModelConfig.model_validate(tree["model"])
+    config, has_adapters = read_shape(section)
     model = skeleton(config, torch.float32, "cpu")
     count = sum(one.numel() for one in model.parameters())
     # An embedding is a lookup, unless the head shares its matrix.
     if not getattr(config, "tie_word_embeddings", False):
         count -= model.get_input_embeddings().weight.numel()
-    return count, section.get("lora") is not None
+    adapted = has_adapters or section.lora is not None or section.adapter is not None
+    return count, adapted, int(tree.get("rl", {}).get("epochs", 1))

@@ -216,9 +216,9 @@ def draw_ladder(result: LadderResult) -> str:
         f' width="{left + width + 24}" font-family="sans-serif" font-size="12" fill="{INK}">',
         f'<path d="M{left} {top}V{bottom}H{left + width}" fill="none" stroke="{INK}"/>',
     ]
-    for tick in range(math.ceil(20 * floor), math.floor(20 * ceiling) + 1, 2):
-        _, y = at(10**low, tick / 20)
-        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{tick / 20:.1f}</text>')
+    for tick in range(math.ceil(10 * floor), math.floor(10 * ceiling) + 1):
+        _, y = at(10**low, tick / 10)
+        parts.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{tick / 10:.1f}</text>')
     for exponent in range(math.ceil(low), math.floor(high) + 1):
         for factor in (1, 3):
             if low <= (place := exponent + math.log10(factor)) <= high:
@@ -227,7 +227,8 @@ def draw_ladder(result: LadderResult) -> str:
                 parts.append(f'<text x="{x}" y="{bottom + 17}" text-anchor="middle">{words}</text>')
     for number, size in enumerate(result.sizes):
         parts += _drawn(size, COLORS[number % len(COLORS)], at)
-        x, color = left + 8 + number * 150, COLORS[number % len(COLORS)]
+        step = min(150, width // len(result.sizes))
+        x, color = left + 8 + number * step, COLORS[number % len(COLORS)]
         parts.append(f'<circle cx="{x}" cy="{bottom + 50}" r="4" fill="{color}"/>')
         parts.append(f'<text x="{x + 8}" y="{bottom + 54}">{html.escape(size.arm)}</text>')
     words = "training FLOP (log); accuracy on held-out problems"

@@ -114,7 +114,9 @@ def test_injected_and_replaced_tokens(pair: Any, replaces: int) -> None:
 @pytest.mark.parametrize("controller", [None, some_controlled, lambda *_: AtEnds()])
 @pytest.mark.parametrize("stop", [(), STOPS])
 def test_stops_and_continuations(pair: Any, controller: Any, stop: tuple[str, ...]) -> None:
-    compare_both(pair, controller, greedy(stop=stop))
+    found = compare_both(pair, controller, greedy(stop=stop))
+    reasons = {one.finish_reason for one in found.values()}
+    assert ("stop_string" in reasons) == bool(stop)
 
 
 @pytest.mark.parametrize("controller", [None, some_controlled, lambda *_: AtPlaces()])
@@ -156,7 +158,8 @@ def test_tools_answer_alike(pair: Any) -> None:
     tools = open_tools(settings, byte_tokenizer(), in_chat=False)
     assert tools is not None
     problems = [problem_of(n) for n in range(20, 60, 3)]
-    compare_both(pair, tools.make_controller, greedy(max_tokens=160, stop=("$",)), problems)
+    found = compare_both(pair, tools.make_controller, greedy(max_tokens=160, stop=("$",)), problems)
+    assert len(found) == 2 * len(problems)
 
 
 def test_interrupted_completions_continue(pair: Any) -> None:

@@ -222,3 +222,14 @@ def test_options_that_do_not_go_together_are_one_line(
     code, _, err = run_command(monkeypatch, capsys, *arguments)
     assert code == 2
     assert line in err and err.count("\n") == 1
+
+
+def test_models_outside_the_lean_families_are_planned_without_a_gpu() -> None:
+    from transformers import GPT2Config
+
+    shape = GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=512)
+    for lora in ({}, {"lora": {"targets": ["c_attn"]}}):
+        model = {"path": "m", **lora}
+        tree = {"model": model, "data": {"train": ["r.jsonl"], "verifier": "math"}, "rl": {}}
+        found = plan_on(find_gpu("H100"), configuration.build(tree), shape=shape)
+        assert found.chosen is not None and found.chosen.memory.total_mib > 0

@@ -20,6 +20,7 @@ from assay.host.files import write_json
 from assay.plan.cluster import (
     HOST_DEVICES,
     ClusterPlacement,
+    broadcast_seconds,
     check_placement,
     collective_bandwidth,
     draw_lengths,
@@ -65,6 +66,7 @@ def planned() -> DevicesPlan:
 def test_a_number_and_a_device_are_parsed() -> None:
     assert parse_devices("64xH100") == (64, H100)
     assert parse_devices("8 x a100-80gb")[1].name == "A100-80GB"
+    assert parse_devices("8XRTX4090")[1].name == "RTX4090"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ def test_a_number_and_a_device_are_parsed() -> None:
         ("H100", "--devices: found 'H100'; accepted: a number from 1 to"),
         ("-1xH100", "--devices: found '-1xH100'"),
         ("99999xH100", "--devices: found '99999xH100'"),
+        ("9" * 5000 + "xH100", "--devices: found '9999"),
     ],
 )
 def test_devices_that_are_not_a_number_and_a_known_gpu_are_refused(text: str, found: str) -> None:
@@ -134,10 +137,24 @@ def test_assumed_lengths_are_cut_at_the_maximum() -> None:
 
 def test_sharded_weights_divide_the_state_and_keep_a_whole_copy_on_the_first_rank() -> None:
     model = DevicesModel(H100, config(), TINY)
+    alone = model.learner_memory(ClusterPlacement(1, 7)).parts
     whole = model.learner_memory(ClusterPlacement(4, 4)).parts
     parts = model.learner_memory(ClusterPlacement(4, 4, shard=True)).parts
     for name in ("master", "optimizer", "gradients"):
-        assert parts[name] == pytest.approx(whole[name] / 4)
+        assert parts[name] == pytest.approx(alone[name] / 4)
+    # Ranks with all weights divide the optimizer's state, too, but not with 8-bit AdamW.
+    assert whole["gradients"] == alone["gradients"]
+    assert all(whole[name] == pytest.approx(alone[name] / 4) for name in ("master", "optimizer"))
+    plain = ClusterPlacement(4, 4)
+    eight = DevicesModel(H100, config(optimizer={"name": "adamw_8bit"}), TINY)
+    single = eight.learner_memory(ClusterPlacement(1, 7)).parts
+    assert eight.learner_memory(plain).parts["optimizer"] == single["optimizer"]
+    fixed = [
+        one.costs(at).update_fixed
+        for one in (model, eight)
+        for at in (ClusterPlacement(1, 7), plain)
+    ]
+    assert fixed[1] == pytest.approx(fixed[0] / 4) and fixed[3] == fixed[2]
     assert parts["weights"] > whole["weights"]
     assert "kv_cache" not in whole and "kv_cache" in model.sampler_memory().parts
     assert "optimizer" not in model.sampler_memory().parts
@@ -145,22 +162,58 @@ def test_sharded_weights_divide_the_state_and_keep_a_whole_copy_on_the_first_ran
     assert "kv_cache" in shared
 
 
-def test_weights_are_sharded_if_the_run_fits_only_so() -> None:
-    assert "scale.shard" not in plan(8).settings
-    # About 1B weights in few layers: too many for every rank to hold their state.
-    large = Qwen2Config(
-        num_hidden_layers=4,
+def large(num_layers: int) -> Any:
+    """A shape of about 250M weights a layer, so that few layers are too many for small GPUs."""
+    return Qwen2Config(
+        num_hidden_layers=num_layers,
         hidden_size=4096,
         intermediate_size=16384,
         num_attention_heads=32,
         num_key_value_heads=8,
         vocab_size=1024,
     )
+
+
+def test_weights_are_sharded_if_the_run_fits_only_so() -> None:
+    assert "scale.shard" not in plan(8).settings
     small = config(rl={"num_prompts": 16, "group_size": 2}, sampling={"max_tokens": 8})
-    found = plan_on_devices(find_gpu("RTX3060"), 8, small, 128, shape=large, counts=())
+    found = plan_on_devices(find_gpu("RTX3060"), 8, small, 128, shape=large(8), counts=())
     assert found.settings["scale.shard"] is True and found.chosen.where.shard and found.fits
     assert found.learner.total_mib <= found.gpu.usable_mib
     assert "set scale.shard = true, or the run does not fit" in str(found)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"optimizer": {"name": "adamw_8bit"}}, {"optimizer": {"state_dtype": "bfloat16"}}],
+)
+def test_a_plan_recommends_no_shards_that_training_refuses(sections: dict[str, Any]) -> None:
+    given = config(rl={"num_prompts": 16}, sampling={"max_tokens": 8}, **sections)
+    found = plan_on_devices(find_gpu("RTX3060"), 8, given, 128, shape=large(40), counts=(8,))
+    assert "scale.shard" not in found.settings
+    row = found.as_dict()["points"][0]
+    assert row["fits"] is False and "  does not fit" in str(found)
+
+
+def test_scoring_passes_and_a_time_limit_are_counted() -> None:
+    scale = {"learner_ranks": 4, "rollout_actors": 4}
+    plain, with_kl = (plan(8, scale=scale, algorithm={"kl_weight": n}) for n in (0.0, 0.01))
+    assert with_kl.chosen.run.step_seconds > plain.chosen.run.step_seconds
+    limited = plan(8, scale=scale, run={"max_minutes": 0.001})
+    assert limited.hours == pytest.approx(0.001 / 60) and limited.hours < plain.hours
+
+
+def test_a_broadcast_sends_all_bytes_to_every_sampler() -> None:
+    one, three = (broadcast_seconds(H100, ClusterPlacement(4, n), 360e9) for n in (1, 3))
+    assert one == pytest.approx(1.0 + 1e-5) and three == pytest.approx(1.0 + 2e-5)
+    # Twelve devices are on two hosts, although four samplers would fit on one.
+    slow = broadcast_seconds(find_gpu("L40S"), ClusterPlacement(8, 4), 1e9)
+    assert slow > 2 * broadcast_seconds(find_gpu("L40S"), ClusterPlacement(4, 4), 1e9)
+
+
+def test_a_pilot_s_lengths_end_at_the_limit_of_this_run() -> None:
+    drawn = draw_lengths(config(sampling={"max_tokens": 50}), 5, [[10, 4000]])
+    assert {one for step in drawn for group in step for one in group} == {10, 50}
 
 
 def test_the_plan_adds_up(planned: DevicesPlan) -> None:

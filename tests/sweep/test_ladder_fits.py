@@ -95,14 +95,21 @@ def test_replicates_of_a_mean_follow_students_t() -> None:
     assert 0.91 <= hits / 300 <= 0.99
 
 
-def test_the_largest_size_is_predicted_from_smaller_sizes() -> None:
+@pytest.mark.parametrize(("large", "small"), [(0.28, 0.68), (0.04, 0.84), (0.03, 0.78)])
+def test_the_largest_size_is_predicted_from_smaller_sizes(large: float, small: float) -> None:
+    """Also where its error is much smaller: equal noise in accuracy is then larger in log(1 - y).
+
+    large, small: errors of the largest size at the last budget, and of the smallest at the first.
+    """
     weights, x = np.array([1e4, 4e4, 1.6e5]), X[1:]
-    error_AK = 8 * weights[:, None] ** -0.2 * x**-0.1
+    power = (np.log(small / large) - 0.2 * np.log(x[-1] / x[0])) / np.log(weights[-1] / weights[0])
+    error_AK = small * (weights[:, None] / weights[0]) ** -power * (x / x[0]) ** -0.2
     inside = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        y_SAK = 1 - error_AK + rng.normal(0, 0.01, (3, 1, 1)) + rng.normal(0, 0.01, (3, 3, len(x)))
-        found = predict_size(weights, x, y_SAK, rng)
+        # Every size has seeds of its own.
+        noise_SAK = rng.normal(0, 0.01, (3, 3, 1)) + rng.normal(0, 0.01, (3, 3, len(x)))
+        found = predict_size(weights, x, 1 - error_AK + noise_SAK, rng)
         inside += found.is_inside
         assert found.error == pytest.approx(0, abs=0.15)
     assert inside >= 34

@@ -21,6 +21,7 @@ from assay import config as configuration
 from assay.config import MOST_SLOTS, ModelConfig, TrainConfig
 from assay.config.toml_text import toml_line
 from assay.errors import ConfigError, ModelError, message
+from assay.model.activations import saved_bytes
 from assay.model.adapters import ADAPTER_FILE
 from assay.model.family import is_lean
 from assay.model.load import choose_dtype, find_parts
@@ -169,14 +170,21 @@ def plan_on(
         config = changed_config(config, {"model.lora": {}})
     dtype = choose_dtype(config.model.dtype, torch.device("cuda"))
     # Building a skeleton takes seconds, so at most two are built: one with LoRA and one without.
-    made: dict[bool, Any] = {}
+    made, measured = dict[bool, Any](), dict[bool, float]()
 
     def estimated(settings: Mapping[str, Any]) -> DeviceVariant:
         changed = changed_config(config, settings)
         lora = changed.model.lora
         if (model := made.get(lora is not None)) is None:
             model = made[lora is not None] = skeleton(shape, dtype, "cuda", lora)
-        return _variant(gpu, changed, settings, model, prompt_tokens)
+        layer_bytes = None
+        if not is_lean(model):
+            # A CPU build of torch cannot run autograd on fake tensors of a CUDA device.
+            if (lora is not None) not in measured:
+                on_cpu = skeleton(shape, dtype, "cpu", lora)
+                measured[lora is not None] = saved_bytes(on_cpu, lean=False)
+            layer_bytes = measured[lora is not None]
+        return _variant(gpu, changed, settings, model, prompt_tokens, layer_bytes)
 
     variants = [estimated(settings) for settings in lighter_settings(config)]
     plain = made.get(False) or made[True]
@@ -193,7 +201,12 @@ def plan_on(
 
 
 def _variant(
-    gpu: Gpu, config: TrainConfig, settings: Mapping[str, Any], model: Any, prompt_tokens: int
+    gpu: Gpu,
+    config: TrainConfig,
+    settings: Mapping[str, Any],
+    model: Any,
+    prompt_tokens: int,
+    layer_bytes: float | None,
 ) -> DeviceVariant:
     lean = is_lean(model)
     has_reference, has_critic = needed_models(config)
@@ -207,6 +220,7 @@ def _variant(
         libraries_mib=0.0,
         lean=lean,
         gpu_mib=gpu.memory_mib,
+        layer_bytes=layer_bytes,
     )
     rates = MachineRates(
         operations=REACHED_PRODUCTS * gpu.operations, bytes=REACHED_BANDWIDTH * gpu.bandwidth

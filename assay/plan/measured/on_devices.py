@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from assay.config import TrainConfig
+from assay.config.scale_clashes import unsupported_by_shards
 from assay.config.toml_text import one_line
 from assay.model.activations import saved_bytes
 from assay.model.family import is_lean
@@ -53,23 +54,27 @@ from assay.plan.measured.on_device import (
 from assay.plan.measured.pilot_facts import PilotFacts
 from assay.plan.memory import MIB, MemoryPlan, plan_memory
 from assay.plan.record import FIGURE_OF, write_page
+from assay.session.assemble import choose_algorithm
 
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Numbers of devices in the figure."""
 SAMPLED_ONLY = ("packed", "kv_cache", "decoding", "proof")
 SAMPLER = ("weights", "slack", *SAMPLED_ONLY)
-DIVIDED = ("weights", "reference", "master", "optimizer", "gradients")
+STATE = ("master", "optimizer")
+"""Parts of the memory that all learner ranks divide, except with 8-bit AdamW."""
+DIVIDED = ("weights", "reference", "gradients", *STATE)
 """Parts of the memory that sharded weights divide among the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesPoint:
-    """Simulation of one number of devices. bottleneck: its name and a step's seconds without half
-    of it; None if it was not looked for."""
+    """Simulation of one number of devices. fits: whether the placement fits into the memory.
+    bottleneck: its name and a step's seconds without half of it; None if it was not looked for."""
 
     count: int
     where: ClusterPlacement
     run: SimulatedRun
+    fits: bool
     bottleneck: tuple[str, float] | None = None
 
 
@@ -92,14 +97,16 @@ class DevicesPlan:
     sampler: MemoryPlan
     fits: bool
     num_steps: int
+    max_minutes: float | None = None
     points: Sequence[DevicesPoint] = ()
     price: float | None = None
     files: Sequence[str] = ()
 
     @property
     def hours(self) -> float:
-        """Hours of the run's steps, without evaluations."""
-        return self.num_steps * self.chosen.run.step_seconds / 3600
+        """Hours of the run's steps, without evaluations, at most ``run.max_minutes``."""
+        hours = self.num_steps * self.chosen.run.step_seconds / 3600
+        return hours if self.max_minutes is None else min(hours, self.max_minutes / 60)
 
     @property
     def device_hours(self) -> float:
@@ -199,6 +206,7 @@ class DevicesPlan:
                     f"  {point.count:>7}  {point.where.learners:>5}  {point.where.samplers:>6}"
                     f"  {step:>8}  {point.run.learner_utilization:>7.0%}"
                     f"  {point.run.sampler_utilization:>8.0%}"
+                    f"{'' if point.fits else '  does not fit'}"
                 )
         yield "an estimate: data sheets and a simulation; `assay train` refuses ranks on GPUs today"
         yield from (f"wrote {path}" for path in self.files)
@@ -212,6 +220,7 @@ def _point(one: DevicesPoint) -> dict[str, Any]:
         "idle": one.where.idle,
         "shard": one.where.shard,
         "chosen": list(one.where.chosen),
+        "fits": one.fits,
         "step_seconds": one.run.step_seconds,
         "step_tokens": one.run.step_tokens,
         "learner_utilization": one.run.learner_utilization,
@@ -253,6 +262,11 @@ class DevicesModel:
         if key not in self._made:
             self._made[key] = skeleton(self._shape, self._dtype, device, lora)
         return self._made[key]
+
+    @property
+    def divides_state(self) -> bool:
+        """Whether learner ranks divide the optimizer's state, as in `assay.learn.optimizer`."""
+        return self.config.optimizer.name != "adamw_8bit"
 
     @cached_property
     def facts(self) -> ClusterModel:
@@ -299,6 +313,8 @@ class DevicesModel:
         parts = dict(plan.parts)
         if not where.shared:
             parts = {name: mib for name, mib in parts.items() if name not in SAMPLED_ONLY}
+        if self.divides_state and not where.shard:
+            parts |= {n: parts[n] / where.learners for n in STATE if n in parts}
         if where.shard:
             parts |= {n: parts[n] / where.learners for n in DIVIDED if n in parts}
             # Each rank's rows of the reference are float32, as those of the weights.
@@ -324,7 +340,8 @@ class DevicesModel:
             )
             lean = is_lean(self.skeleton) and not where.shard
             units = units_from_rates(self.config, self.skeleton, rates, lean)
-            found = costs_on(self.gpu, units, self.facts, where, self.config.engine.slots)
+            slots = self.config.engine.slots
+            found = costs_on(self.gpu, units, self.facts, where, slots, self.divides_state)
             verdict = self.pilot.verdict_seconds if self.pilot is not None else 0.0
             self._costs[where] = replace(found, verdict=verdict)
         return self._costs[where]
@@ -337,13 +354,18 @@ class DevicesModel:
         """Return the work of a step on a placement."""
         rl: Any = self.config.rl
         tokens = micro_batch_tokens(rl.max_tokens_per_micro_batch, "cuda")
-        return work_of(self.config, where, self.prompt_tokens, tokens)
+        row = choose_algorithm(self.config)
+        # As in `scores_first`: with one minibatch, the first pass of the update also scores.
+        num_scores = int(rl.num_minibatches > 1 or row.kl_in_reward) + int(row.kl_weight > 0)
+        return work_of(self.config, where, self.prompt_tokens, tokens, num_scores)
 
     def lengths(self, num_steps: int) -> list[list[list[int]]]:
         """Draw the lengths of a simulation."""
         ahead = self.config.scale.steps_ahead
         groups = self.pilot.groups if self.pilot is not None else ()
-        return draw_lengths(self.config, num_steps + SKIPPED + ahead, groups)
+        # Steps ahead level the work of several steps, so that few steps have a noisy mean.
+        num_steps = max(num_steps, 2 * (ahead + 1))
+        return draw_lengths(self.config, num_steps + SKIPPED + 2 * ahead, groups)
 
     def point(self, count: int, shard: bool, free: bool = False) -> DevicesPoint:
         """Return the fastest placement on a number of devices. free: ignore the numbers of
@@ -359,7 +381,7 @@ class DevicesModel:
         best = tried[0]
         if len(tried) > 1:
             best = fastest(tried, lambda one: self.simulated(one, SEARCHED_STEPS))
-        return DevicesPoint(count, best, self.simulated(best, SIMULATED_STEPS))
+        return DevicesPoint(count, best, self.simulated(best, SIMULATED_STEPS), self.fits(best))
 
     def fits(self, where: ClusterPlacement) -> bool:
         """Whether a placement fits into the devices' memory."""
@@ -384,7 +406,12 @@ def plan_on_devices(
     without an estimate, and for fewer devices than [scale] asks for.
     """
     check_placement(config, count)
-    shape = read_shape(config.model)[0] if shape is None else shape
+    has_adapters = False
+    if shape is None:
+        shape, has_adapters = read_shape(config.model)
+    # As in `plan_on`, adapters of the model's path are trained further.
+    if has_adapters and config.model.lora is None:
+        config = changed_config(config, {"model.lora": {}})
     given = prompt_tokens or PROMPT_TOKENS
     model, shard, settings = _fitting(gpu, count, config, shape, given, pilot)
     chosen = model.point(count, shard)
@@ -412,7 +439,8 @@ def plan_on_devices(
         sampler=model.learner_memory(chosen.where)
         if chosen.where.shared
         else model.sampler_memory(),
-        fits=model.fits(chosen.where),
+        fits=chosen.fits,
+        max_minutes=config.run.max_minutes,
         num_steps=drawn.steps,
         points=[model.point(number, shard, free=True) for number in counts],
         price=price,
@@ -431,11 +459,11 @@ def _fitting(
     first: tuple[DevicesModel, bool, dict[str, Any]] | None = None
     made: dict[tuple[str, bool], Any] = {}
     for settings in lighter_settings(config):
-        lora = "model.lora" in settings or config.model.lora is not None
         changed = changed_config(config, settings)
+        can_shard = not any(unsupported_by_shards(changed))
         model = DevicesModel(gpu, changed, shape, prompt_tokens, pilot, made)
-        for shard in (True,) if config.scale.shard else (False,) if lora else (False, True):
-            if shard and lora:
+        for shard in (True,) if config.scale.shard else (False, True):
+            if shard and not can_shard:
                 continue
             added = settings | ({"scale.shard": True} if shard and not config.scale.shard else {})
             found = model, shard, added
