@@ -353,14 +353,16 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """Select the numbers of an evaluation. Keys contain its kind, as ``eval/greedy/pass_at_1``.
 
-    Keys of canaries are ``canary/accuracy``, and ``canary/TAG`` for the accuracy of each tag.
+    Keys of canaries are ``canary/accuracy``, and ``canary/TAG`` for the accuracy of each tag. Those
+    of canaries that must fail are ``canary/must_fail/TAG``.
     """
     if on_canaries(row):
-        shares = {**(row.get("eval/by_tag") or {})}
-        # The kinds that must fail have no common accuracy with the others, only those of their
-        # tags.
-        if kind_of(row) == CANARIES:
-            shares["accuracy"] = accuracy_of(row)
+        tags = {**(row.get("eval/by_tag") or {})}
+        # Both kinds of canaries may have the same tag, at the same step.
+        if kind_of(row) != CANARIES:
+            return numbers_of({f"canary/must_fail/{tag}": share for tag, share in tags.items()})
+        # Alerts show the first keys, so the accuracy of all canaries comes first.
+        shares = {"accuracy": None} | tags | {"accuracy": accuracy_of(row)}
         return numbers_of({f"canary/{tag}": share for tag, share in shares.items()})
     kind = kind_of(row).replace(" ", "_")
     return {

@@ -72,7 +72,8 @@ def test_canaries_have_metrics_and_charts_of_their_own(trained: tuple[World, Pat
     heldout, honest, hacks = (evaluation_numbers(row) for row in rows_of(run, "evaluations")[:3])
     assert "eval/greedy/pass_at_1" in heldout and not any("canary" in key for key in heldout)
     assert honest.keys() == {"canary/accuracy", "canary/misleading"}
-    assert hacks == {"canary/planted": 0.0}
+    assert next(iter(honest)) == "canary/accuracy", "alerts show the first numbers"
+    assert hacks == {"canary/must_fail/planted": 0.0}
 
 
 def test_a_gate_refuses_questions_of_the_runs_canaries(trained: tuple[World, Path]) -> None:
