@@ -134,6 +134,11 @@ class SFTConfig(Section):
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of rows with ``prompt`` (text or messages) and ``completion``, named as in
     `data.train`."""
+    heldout: tuple[Text, ...] = ()
+    """Sources of held-out traces. The loss on the completions of at most `evaluation.max_problems`
+    traces is measured before, during (`evaluation.every`) and after training. Without
+    `data.heldout`, the loss determines the best checkpoint and `evaluation.patience`. A prompt that
+    is also in `traces` is an error."""
     epochs: Epochs = 1.0
     """Number of epochs over the traces; may be a fraction."""
     tokens_per_step: Natural = 4096

@@ -403,7 +403,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
         yield message("data.canaries", found, "none", "remove it")
     yield from _clashes_of_teacher(config)
     yield from clashes_of_scale(config)
-    stages = (config.data, config.preference, config.reward_model, config.pretrain)
+    stages = (config.data, config.preference, config.reward_model, config.pretrain, config.sft)
     missing = remedy = ""
     if config.evaluation.every is None:
         missing, remedy = "evaluation.every", "set the steps between evaluations"

@@ -176,6 +176,12 @@ class DataConfig(Section):
     near_duplicate_overlap: Rate = 0.8
     """A training question is a near duplicate of a held-out question if it contains at least this
     share of the held-out question's 8-grams."""
+    # Off by default, because problems that one template generates are similar by design.
+    near_duplicate_similarity: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """A training question is also a near duplicate if its similarity to a held-out question is at
+    least this value. The similarity is the Jaccard index of 3-grams, which finds reworded questions
+    and changed numbers; 0.5 and 0.6 are useful values. Questions of fewer than 8 words are not
+    compared. None: not compared."""
     max_prompt_tokens: Natural | None = None
     """Maximum length of a prompt in tokens. A row with a longer prompt is malformed (`on_bad_row`).
     None: the model's context minus `sampling.max_tokens`."""

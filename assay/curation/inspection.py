@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from os.path import basename
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -17,14 +18,23 @@ from assay.config.section import Natural, Section, Text
 from assay.config.toml_text import apply_override
 from assay.curation.decontaminate import Share
 from assay.data.chat import PromptRenderer
+from assay.data.difficulty_spread import DifficultySpread
 from assay.data.forms import ASSAY, Form, nearest_form, recognize
-from assay.data.overlap import NGRAM, Questions, holds_own_answer, normalize
+from assay.data.leaked_examples import HeldoutTexts, Leak, text_of_example
+from assay.data.overlap import (
+    NearDuplicate,
+    NearQuestions,
+    holds_own_answer,
+    normalize,
+    states_own_answer,
+)
 from assay.data.problems import load_problems
 from assay.data.rows import PROMPT_KEYS, copy_row, read_problem
 from assay.data.source import UNREAD, Source
 from assay.data.sources import open_source
 from assay.errors import DataError, ModelError, VerifierError, cause, message
 from assay.host.terminal import lined
+from assay.report.loaded import load_run
 from assay.types import Problem
 from assay.verify.service import VerifierService
 
@@ -48,6 +58,20 @@ class InspectSettings(Section):
     near_duplicate_overlap: Share = 0.8
     """A row nearly repeats a held-out question if it contains at least this share of the question's
     8-grams."""
+    near_duplicate_similarity: Share | None = 0.5
+    """A row is similar to a held-out question if the Jaccard index of their 3-grams is at least
+    this value. Questions of fewer than 8 words are not compared. None: not compared."""
+    max_listed: Annotated[int, Field(ge=0)] = 10
+    """Number of nearly repeated and similar questions to list per source, nearest first. With
+    ``--json``, all are listed."""
+    shots: tuple[Text, ...] = ()
+    """Sources of few-shot examples. Held-out questions and long held-out answers in them are
+    listed. A prompt template in a ``.txt`` file is a source too."""
+    label: Text = "difficulty"
+    """Key of a row's difficulty: counts of a model's samples, or a number such as MATH's
+    ``level``."""
+    pass_rates_of: Text | None = None
+    """Run whose rollout log has the pass rates of rows without the key `label`, by problem id."""
     model: Text | None = None
     """Model whose tokenizer and chat template measure the prompts. Its weights are not loaded."""
     max_tokens: Natural | None = None
@@ -69,10 +93,12 @@ class SourceFacts:
 
     forms: rows by form. verifiers: usable rows by verifier. refused: rows that training would
     refuse, by reason; the reason of the first row names its location. own_answer: usable rows whose
-    prompt contains the answer. repeats: usable rows with the question of an earlier row.
-    heldout_same, heldout_near: usable rows that repeat a held-out question, exactly or nearly.
-    too_long: usable rows above the limit. longest: tokens of the longest prompt. shapes: the first
-    reason of each shape.
+    prompt contains the answer. stated_answer: locations of usable rows whose prompt states it, as
+    in "the answer is 5". repeats: usable rows with the question of an earlier row. heldout_same:
+    usable rows that repeat a held-out question exactly. near: usable rows that repeat one nearly,
+    or are similar to one. difficulty: distribution of the usable rows' difficulty. too_long: usable
+    rows above the limit. longest: tokens of the longest prompt. shapes: the first reason of each
+    shape.
     """
 
     source: str
@@ -82,12 +108,39 @@ class SourceFacts:
     verifiers: Counter[str] = field(default_factory=Counter[str])
     refused: Counter[str] = field(default_factory=Counter[str])
     own_answer: int = 0
+    stated_answer: list[str] = field(default_factory=list[str])
     repeats: int = 0
     heldout_same: int = 0
-    heldout_near: int = 0
+    near: list[NearDuplicate] = field(default_factory=list[NearDuplicate])
+    difficulty: DifficultySpread = field(default_factory=DifficultySpread)
     too_long: int = 0
     longest: int = 0
     shapes: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def heldout_near(self) -> int:
+        """Number of rows that repeat a held-out question nearly, by 8-grams."""
+        return sum(not one.is_similar for one in self.near)
+
+    @property
+    def heldout_similar(self) -> int:
+        """Number of rows that are only similar to a held-out question, by 3-grams."""
+        return len(self.near) - self.heldout_near
+
+    def as_dict(self, has_heldout: bool) -> dict[str, Any]:
+        """Return JSON values. Facts about held-out rows are null without held-out rows."""
+        # `dataclasses.asdict` cannot copy a Counter.
+        row = {
+            name: dict(value) if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+            if name != "shapes"
+        }
+        row["difficulty"] = self.difficulty.as_dict() if self.difficulty.is_known else None
+        row["heldout_near"], row["heldout_similar"] = self.heldout_near, self.heldout_similar
+        row["near"] = [dataclasses.asdict(one) for one in self.near]
+        for name in ("heldout_same", "heldout_near", "heldout_similar", "near"):
+            row[name] = row[name] if has_heldout else None
+        return row
 
     def refuse(self, where: str, text: str) -> None:
         """Count a refused row. Reasons that differ only in the row's value count as one."""
@@ -99,32 +152,38 @@ class SourceFacts:
 
 @dataclass
 class Inspection:
-    """Result of `inspect_rows`. max_tokens: limit of a prompt, or None without a model."""
+    """Result of `inspect_rows`.
+
+    max_tokens: limit of a prompt, or None without a model. leaks: held-out rows in few-shot
+    examples. num_shots: number of few-shot examples, or None without any.
+    """
 
     sources: list[SourceFacts]
     heldout: tuple[str, ...]
     max_tokens: int | None
     has_lengths: bool
+    leaks: list[Leak] = field(default_factory=list[Leak])
+    num_shots: int | None = None
+    max_listed: int = 10
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as a dict of JSON values. Facts that were not measured are null."""
         rows: list[dict[str, Any]] = []
         for facts in self.sources:
-            # `dataclasses.asdict` cannot copy a Counter.
-            row = {
-                name: dict(value) if isinstance(value, Counter) else value
-                for name, value in vars(facts).items()
-                if name != "shapes"
-            }
-            for name in ("heldout_same", "heldout_near"):
-                row[name] = row[name] if self.heldout else None
+            row = facts.as_dict(bool(self.heldout))
             row["longest"] = row["longest"] if self.has_lengths else None
             row["too_long"] = row["too_long"] if self.max_tokens is not None else None
             rows.append(row)
-        return {"sources": rows, "heldout": list(self.heldout), "max_tokens": self.max_tokens}
+        leaks = [dataclasses.asdict(one) for one in self.leaks]
+        found: dict[str, Any] = {"sources": rows, "heldout": list(self.heldout)}
+        return {**found, "leaks": leaks, "max_tokens": self.max_tokens}
 
     def __str__(self) -> str:
-        return lined(line for facts in self.sources for line in self._lines(facts))
+        lines = [line for facts in self.sources for line in self._lines(facts)]
+        if self.num_shots is not None:
+            lines.append(f"few-shot examples: {self.num_shots}, {len(self.leaks)} leaks")
+            lines += [f"  {leak}" for leak in self.leaks]
+        return lined(lines)
 
     def _lines(self, facts: SourceFacts) -> list[str]:
         refused = facts.rows - facts.usable
@@ -138,11 +197,20 @@ class Inspection:
         lines += [f"  refused: {count} like {text}" for text, count in reasons[:_MAX_REASONS]]
         if len(reasons) > _MAX_REASONS:
             lines.append(f"  refused for {len(reasons) - _MAX_REASONS} other reasons")
+        stated = facts.stated_answer
+        first = f" (the first: {stated[0]})" if stated else ""
         lines.append(f"  prompts that contain their own answer: {facts.own_answer}")
+        lines.append(f"  prompts that state their own answer: {len(stated)}{first}")
         lines.append(f"  questions of an earlier row: {facts.repeats}")
+        if facts.difficulty.is_known:
+            lines.append(f"  difficulty: {facts.difficulty}")
         if self.heldout:
-            same, near = facts.heldout_same, facts.heldout_near
-            lines.append(f"  held-out questions: {same} repeated exactly, {near} nearly")
+            counts = f"{facts.heldout_same} repeated exactly, {facts.heldout_near} nearly"
+            lines.append(f"  held-out questions: {counts}, {facts.heldout_similar} similar")
+            nearest = sorted(facts.near, key=lambda one: (one.is_similar, -one.share))
+            lines += [f"    {one}" for one in nearest[: self.max_listed]]
+            if len(nearest) > self.max_listed:
+                lines.append(f"    and {len(nearest) - self.max_listed} more (all with --json)")
         if self.max_tokens is not None:
             lines.append(f"  prompts above {self.max_tokens} tokens: {facts.too_long}")
         if self.has_lengths:
@@ -164,9 +232,11 @@ def inspect_rows(settings: InspectSettings) -> Inspection:
     cannot be read.
     """
     count, limit = _token_counter(settings)
-    heldout = Questions(NGRAM)
-    for problem in _problems_of(settings.heldout):
-        heldout.add(normalize(problem))
+    heldout = list(_problems_of(settings.heldout))
+    questions = NearQuestions(settings.near_duplicate_overlap, settings.near_duplicate_similarity)
+    for problem in heldout:
+        questions.add(normalize(problem))
+    rates = {} if settings.pass_rates_of is None else _pass_rates(settings.pass_rates_of)
     seen: set[int] = set()
     found: list[SourceFacts] = []
     with VerifierService(settings.verifier or DEFAULT_VERIFIER, options=_OPTIONS) as service:
@@ -179,23 +249,71 @@ def inspect_rows(settings: InspectSettings) -> Inspection:
                 if problem is None:
                     continue
                 facts.usable += 1
-                words = normalize(problem)
-                facts.own_answer += holds_own_answer(problem)
-                facts.repeats += hash(words) in seen
-                seen.add(hash(words))
-                same = heldout.equal(words) is not None
-                facts.heldout_same += same
-                shared = [] if same else heldout.shared(words)[:1]
-                facts.heldout_near += any(
-                    one.share >= settings.near_duplicate_overlap for one in shared
-                )
+                _compare(problem, facts, seen, questions, heldout)
+                own = problem.spec.get(settings.label)
+                if own is None:
+                    # A run names rows without an id by the base name of their file.
+                    own = rates.get(problem.id) or rates.get(basename(problem.id))
+                facts.difficulty.add(own, problem.tags, settings.label)
                 length = count(problem) if count else 0
                 facts.longest = max(facts.longest, length)
                 facts.too_long += limit is not None and length > limit
             if not facts.rows:
                 raise DataError(message(name, "no rows", "at least one"))
             found.append(facts)
-    return Inspection(found, settings.heldout, limit, count is not None)
+    leaks, num_shots = _leaks(settings, heldout)
+    told = (leaks, num_shots, settings.max_listed)
+    return Inspection(found, settings.heldout, limit, count is not None, *told)
+
+
+def _compare(
+    problem: Problem,
+    facts: SourceFacts,
+    seen: set[int],
+    questions: NearQuestions,
+    heldout: Sequence[Problem],
+) -> None:
+    """Count a row that contains its answer, repeats an earlier row, or repeats a held-out row."""
+    words = normalize(problem)
+    facts.own_answer += holds_own_answer(problem)
+    if states_own_answer(problem):
+        facts.stated_answer.append(problem.place)
+    facts.repeats += hash(words) in seen
+    seen.add(hash(words))
+    if questions.equal(words) is not None:
+        facts.heldout_same += 1
+    elif (nearest := questions.nearest(words)) is not None:
+        index, share, is_similar = nearest
+        near = NearDuplicate(problem.place, heldout[index].place, share, is_similar)
+        facts.near.append(near)
+
+
+def _leaks(settings: InspectSettings, heldout: Sequence[Problem]) -> tuple[list[Leak], int | None]:
+    """Return the held-out rows in few-shot examples, and the number of examples."""
+    if not settings.shots:
+        return [], None
+    if not heldout:
+        accepted = "held-out rows (--heldout), with which the examples are compared"
+        raise DataError(message("assay data inspect, shots", "no held-out rows", accepted))
+    texts = HeldoutTexts(heldout, settings.near_duplicate_overlap)
+    found, num_shots = list[Leak](), 0
+    for name in settings.shots:
+        opened = open_source(name)
+        for position, number, raw in opened.scan():
+            num_shots += 1
+            where = f"{opened.label}:{number}"
+            read = opened.fetch(position) if raw is UNREAD else raw
+            found += texts.leaks(where, text_of_example(copy_row(opened.parse(read, where), where)))
+    return found, num_shots
+
+
+def _pass_rates(run: str) -> Mapping[str, Mapping[str, int]]:
+    """Return the passed and judged completions of each problem id in a run's rollout log."""
+    passed, judged = Counter[str](), Counter[str]()
+    for row in load_run(run).rollouts(columns=("problem_id", "status")):
+        judged[row["problem_id"]] += row["status"] != "not_judged"
+        passed[row["problem_id"]] += row["status"] == "passed"
+    return {name: {"passed": passed[name], "judged": count} for name, count in judged.items()}
 
 
 def _problems_of(sources: Sequence[str]) -> Iterable[Problem]:

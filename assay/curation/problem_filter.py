@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from assay.config.section import Natural, Rate
 from assay.curation.base import DataStage, StageSettings
 from assay.curation.output import Output
 from assay.data.completions import Record
+from assay.data.difficulty_spread import DifficultySpread
 from assay.errors import DataError, message
 from assay.run.intervals import share_interval
 from assay.verify.style.length import num_words
@@ -96,8 +98,22 @@ def filter_problems(settings: FilterSettings, out: Output) -> None:
             if name in filters:
                 filters[name](row)
 
-    for _, row in out.sift(out.open(settings.inputs, check), filters):
+    rows = out.open(settings.inputs, check)
+    before, after = defaultdict(DifficultySpread), defaultdict(DifficultySpread)
+    for row in rows:
+        before[_source_of(row)].add(row.keys.get("difficulty"))
+    for _, row in out.sift(rows, filters):
+        after[_source_of(row)].add(row.keys.get("difficulty"))
         out.write(row.keys)
+    for name, spread in before.items():
+        # Rows without a label have no distribution to compare.
+        if spread.is_known:
+            out.manifest.measured[f"difficulty of {name}, before"] = str(spread)
+            out.manifest.measured[f"difficulty of {name}, after"] = str(after[name]) or "no rows"
+
+
+def _source_of(row: Record) -> str:
+    return row.source.rpartition(":")[0]
 
 
 def _counts(row: Record, *path: str) -> tuple[int, int]:

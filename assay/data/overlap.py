@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from assay.data.problems import ProblemSet
 from assay.data.rows import Text
+from assay.data.rowset import RowSet
 from assay.errors import DataError, message
 from assay.types import Problem
 
 NGRAM = 8
+# Short n-grams survive a rewording: one changed word breaks 3 of them, and 8 of the 8-grams.
+SIMILAR_NGRAM = 3
 MAX_NAMED = 5
-What = Literal["held-out", "canary"]
-_ROWS: dict[What, str] = {"held-out": "held-out problems", "canary": "canaries"}
+Row = TypeVar("Row")
+What = Literal["held-out", "held-out trace", "canary"]
+_ROWS: dict[What, str] = {
+    "held-out": "held-out problems",
+    "held-out trace": "held-out traces",
+    "canary": "canaries",
+}
 
 # A number keeps its decimal separator, because 3.5 is not 35.
 # Chinese, Japanese and Korean have no spaces between words, so each letter is a word.
@@ -30,6 +37,11 @@ _ROWS: dict[What, str] = {"held-out": "held-out problems", "canary": "canaries"}
 _WORD = re.compile(
     r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
 )
+# A request such as "give the answer as 5" names a form, so "as" states no answer.
+_STATES = re.compile(
+    r"(?:\b(?:answer|solution|result)\b(?:[ \t]+(?:is|was|are)\b|[ \t]*[:=])|####|\\boxed\{)",
+    re.IGNORECASE,
+)
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 
 
@@ -38,25 +50,31 @@ class NearDuplicate:
     """A training problem that nearly repeats a held-out problem.
 
     train, heldout: file and line of the training row and of the held-out row. share: fraction of
-    the held-out question's 8-grams that the training question contains.
+    the held-out question's 8-grams that the training question contains; if ``is_similar``, the
+    similarity of the two questions.
     """
 
     train: str
     heldout: str
     share: float
+    is_similar: bool = False
+
+    def __str__(self) -> str:
+        similar = "similarity " if self.is_similar else ""
+        return f"{self.train} ~ {self.heldout} ({similar}{self.share:.0%})"
 
 
 @dataclass(frozen=True, slots=True)
-class OverlapReport:
+class OverlapReport(Generic[Row]):
     """Result of `check_overlap`.
 
     what: compared set.
-    train: training problems that remain. num_self_answering: number of prompts, in both sets, that
+    train: training rows that remain. num_self_answering: number of prompts, in both sets, that
     contain their own answer. contradictions: locations of pairs of training rows with the same
     question and different answers.
     """
 
-    train: ProblemSet
+    train: RowSet[Row]
     near_duplicates: tuple[NearDuplicate, ...]
     num_dropped: int
     num_self_answering: int
@@ -82,37 +100,42 @@ class OverlapReport:
         """Return a line about the near duplicates; empty without near duplicates."""
         lines: list[str] = []
         if self.near_duplicates:
-            named = ", ".join(
-                f"{near.train} ~ {near.heldout} ({near.share:.0%})"
-                for near in self.near_duplicates[:MAX_NAMED]
-            )
+            named = ", ".join(map(str, self.near_duplicates[:MAX_NAMED]))
             more = ", ..." if len(self.near_duplicates) > MAX_NAMED else ""
             done = (
                 "dropped" if self.num_dropped else "kept; data.near_duplicates = 'drop' drops them"
             )
             count = len(self.near_duplicates)
-            what = f"{count} training problems nearly repeat {_ROWS[self.what]}"
+            what = f"{count} training {self.train.noun} nearly repeat {_ROWS[self.what]}"
             lines.append(f"{what} ({done}): {named}{more}")
         return lines
 
 
+def _as_problem(row: Any) -> Problem:
+    return row
+
+
 def check_overlap(
-    train: ProblemSet,
+    train: RowSet[Row],
     heldout: Sequence[Problem],
     *,
     near: Literal["report", "drop", "ignore"] = "report",
     overlap: float = 0.8,
+    similarity: float | None = None,
     what: What = "held-out",
-) -> OverlapReport:
+    problem_of: Callable[[Row], Problem] = _as_problem,
+) -> OverlapReport[Row]:
     """Compare every training question with the held-out questions, in one pass over training rows.
 
     Two questions are the same if they are equal after `normalize`. A training question nearly
     repeats a held-out question if it contains at least the share ``overlap`` of the held-out
-    question's distinct 8-grams. Held-out questions of fewer than 8 words have no 8-gram and are
-    only compared for equality. what: name of the held-out set. Raises DataError, naming both rows,
-    if a question is in both sets.
+    question's distinct 8-grams, or if their similarity is at least ``similarity`` (`NearQuestions`;
+    None: not compared). Held-out questions of fewer than 8 words are only compared for equality.
+    what: name of the held-out set. problem_of: function that returns
+    the problem of a training row; default: the row itself. Raises DataError, naming both rows, if a
+    question is in both sets.
     """
-    questions = Questions(NGRAM if near != "ignore" else None)
+    questions = NearQuestions(overlap, similarity, is_exact=near == "ignore")
     num_self_answering = 0
     for problem in heldout:
         # The smaller held-out set is indexed; training rows are compared with the index.
@@ -122,17 +145,19 @@ def check_overlap(
     found: dict[int, NearDuplicate] = {}
     # Only hashes of question and answer are kept per row, since all texts may not fit in memory.
     hashes = np.empty((len(train), 2), np.int64)
-    for index, problem in enumerate(train):
+    for index, row in enumerate(train):
+        problem = problem_of(row)
         words = normalize(problem)
         hashes[index] = hash(words), hash(str(problem.spec.get("answer")))
         if (same := questions.equal(words)) is not None:
             raise _shared_question(problem, heldout[same].place, what)
         num_self_answering += holds_own_answer(problem)
-        shared = questions.shared(words)
-        if shared and shared[0].share >= overlap:
-            place = heldout[shared[0].index].place
-            found[index] = NearDuplicate(problem.place, place, shared[0].share)
-    contradictions = tuple((train[a].place, train[b].place) for a, b in _contradictions(hashes))
+        if (nearest := questions.nearest(words)) is not None:
+            at, share, is_similar = nearest
+            found[index] = NearDuplicate(problem.place, heldout[at].place, share, is_similar)
+    contradictions = tuple(
+        (problem_of(train[a]).place, problem_of(train[b]).place) for a, b in _contradictions(hashes)
+    )
     num_prompts = len(train) + len(heldout)
     drop = near == "drop" and bool(found)
     if drop:
@@ -159,17 +184,23 @@ class Shared:
     """Overlap of a text with one question of the index.
 
     index: index of the question. count: number of distinct n-grams that the text and the question
-    have in common. of: number of distinct n-grams of the question.
+    have in common. of, own: number of distinct n-grams of the question, and of the text.
     """
 
     index: int
     count: int
     of: int
+    own: int
 
     @property
     def share(self) -> float:
         """Fraction of the question's distinct n-grams that the text contains."""
         return self.count / self.of
+
+    @property
+    def similarity(self) -> float:
+        """Jaccard index of both sets of n-grams: common n-grams divided by all n-grams."""
+        return self.count / (self.of + self.own - self.count)
 
 
 class Questions:
@@ -207,11 +238,56 @@ class Questions:
             return []
         ngrams = set(self._ngrams(words))
         held = Counter(index for ngram in ngrams for index in self._holders.get(ngram, ()))
-        found = [Shared(index, count, self._sizes[index]) for index, count in held.items()]
+        found = [
+            Shared(index, count, self._sizes[index], len(ngrams)) for index, count in held.items()
+        ]
         return sorted(found, key=lambda shared: (-shared.share, shared.index))
 
     def _ngrams(self, words: tuple[str, ...]) -> Iterable[int]:
         return ngrams(words, self.n) if self.n else ()
+
+
+class NearQuestions(Questions):
+    """Index of held-out questions, which finds equal, nearly repeated and similar questions.
+
+    A text nearly repeats a question if it contains at least the share ``overlap`` of the question's
+    8-grams, and is similar to a question if the Jaccard index of both sets of 3-grams is at least
+    ``similarity``. Both shares are exact: the held-out set is small enough for an index of all its
+    n-grams, so no MinHash estimates them. Questions and texts of fewer than 8 words are not
+    compared by similarity, because one other word can make another problem. is_exact: whether to
+    find only equal questions.
+    """
+
+    def __init__(
+        self, overlap: float, similarity: float | None = None, is_exact: bool = False
+    ) -> None:
+        super().__init__(None if is_exact else NGRAM)
+        self._overlap, self._similarity = overlap, similarity
+        is_compared = similarity is not None and not is_exact
+        self._reworded = Questions(SIMILAR_NGRAM) if is_compared else None
+
+    def add(self, words: tuple[str, ...]) -> None:
+        """Add a question."""
+        super().add(words)
+        if self._reworded is not None:
+            # An empty question keeps the numbers of both indexes equal.
+            self._reworded.add(words if len(words) >= NGRAM else ())
+
+    def nearest(self, words: tuple[str, ...]) -> tuple[int, float, bool] | None:
+        """Return (index, share, is_similar) of the question that a text nearly repeats, or else of
+        the most similar question; None if there is none.
+        """
+        shared = self.shared(words)
+        if shared and shared[0].share >= self._overlap:
+            return shared[0].index, shared[0].share, False
+        if self._reworded is None or self._similarity is None or len(words) < NGRAM:
+            return None
+        alike = max(
+            self._reworded.shared(words), key=lambda one: (one.similarity, -one.index), default=None
+        )
+        if alike is None or alike.similarity < self._similarity:
+            return None
+        return alike.index, alike.similarity, True
 
 
 def normalize(problem: Problem) -> tuple[str, ...]:
@@ -243,12 +319,30 @@ def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
     return map(hash, zip(*(words[start:] for start in range(n)), strict=False))
 
 
+def states_own_answer(problem: Problem) -> bool:
+    """Whether a prompt states its own answer: after ``answer:``, ``####``, or in a ``\\boxed``."""
+    needle = _answer_of(problem)
+    if not needle:
+        return False
+    text = plain_text(problem.prompt)
+    for found in _STATES.finditer(text):
+        # Marks around an answer, as in "The answer is **(5)**", are no part of the answer.
+        rest = text[found.end() :].lstrip(" \t*_$\"'([{")
+        if rest.startswith(needle) and not _continues(rest[len(needle) :][:1], needle[-1]):
+            return True
+    return False
+
+
+def _answer_of(problem: Problem) -> str:
+    """Return a problem's answer as text; "" if the spec has no answer, or several."""
+    answer = problem.spec.get("answer")
+    is_one = isinstance(answer, str | int | float) and not isinstance(answer, bool)
+    return str(answer).strip() if is_one else ""
+
+
 def holds_own_answer(problem: Problem) -> bool:
     """Whether a prompt contains its own answer as a separate word."""
-    answer = problem.spec.get("answer")
-    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
-        return False
-    needle, text = str(answer).strip(), problem.question
+    needle, text = _answer_of(problem), problem.question
     start = text.find(needle) if needle else -1
     while start >= 0:
         end = start + len(needle)

@@ -110,7 +110,7 @@ class FactReader:
         kinds = f"a number, or counts as {COUNTS}" if by_order else f"counts as {COUNTS}"
         value = problem.spec.get(label)
         if value is None:
-            value = _number_in_tags(label, problem.tags)
+            value = number_in_tags(label, problem.tags)
         if value is None:
             keys = ", ".join(map(str, problem.spec)) or "no keys"
             found = f"none beside {keys}"
@@ -118,22 +118,22 @@ class FactReader:
             raise DataError(message(f"{problem.place} {label}", found, kinds, remedy))
         if isinstance(value, Mapping):
             passed, judged = value.get("passed"), value.get("judged")
-            if not (_is_number(passed) and _is_number(judged) and 0 <= passed <= judged):
+            if not (is_number(passed) and is_number(judged) and 0 <= passed <= judged):
                 raise complaint(problem.place, label, value, kinds)
             # The failure rate does not distinguish 1 failure of 1 from 8 failures of 8.
             # The posterior mean under a uniform prior rates 8 failures of 8 as harder.
             return 1.0 - (passed + 1.0) / (judged + 2.0), (passed, judged)
-        if not by_order or not _is_number(value):
+        if not by_order or not is_number(value):
             raise complaint(problem.place, label, value, kinds)
         return (value if self.settings.easy_is == "low" else -value), (0.0, 0.0)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: Any) -> TypeGuard[float]:
     # isinstance would accept a boolean as an integer, so the type is compared exactly.
     return type(value) in (int, float) and math.isfinite(value)
 
 
-def _number_in_tags(label: str, tags: Sequence[str]) -> float | None:
+def number_in_tags(label: str, tags: Sequence[str]) -> float | None:
     """Return the number in a tag ``LABEL-NUMBER``, or None: 5.0 for ``level`` and ``level-5``.
 
     `read_problem` writes such tags from the levels of MATH rows, for example ``level-5``.

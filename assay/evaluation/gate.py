@@ -46,7 +46,10 @@ from assay.verify.service import VerifierService
 
 KL_PROBLEMS = 64
 """Number of problems that are sampled again to measure the KL."""
-OPENED = ("data.train", "data.heldout", "data.canaries", "sft.traces", "distill.traces")
+OPENED = (
+    *("data.train", "data.heldout", "data.canaries"),
+    *("sft.traces", "sft.heldout", "distill.traces"),
+)
 """Keys of a run's configuration that the gate opens; they may name Python code, which needs
 consent."""
 
@@ -335,8 +338,10 @@ def _seen(config: TrainConfig, keys: Sequence[str]) -> Iterator[tuple[str, Any, 
     for key in keys:
         for problem in _all_problems(getattr(config.data, key)):
             yield f"data.{key}", problem.prompt, problem.place
-    for trace in load_traces(config.traces, on_bad_row="skip") if config.traces else ():
-        yield f"{config.stage}.traces", trace.prompt, trace.source
+    held = config.sft.heldout if config.sft is not None and "heldout" in keys else ()
+    for key, sources in (("traces", config.traces), ("heldout", held)):
+        for trace in load_traces(sources, on_bad_row="skip") if sources else ():
+            yield f"{config.stage}.{key}", trace.prompt, trace.source
 
 
 def hack_check(

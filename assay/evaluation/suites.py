@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from assay import config as configuration
+from assay.data.leaked_examples import HeldoutTexts
 from assay.data.source import UNREAD
 from assay.data.sources import open_source
 from assay.errors import ConfigError, DataError, did_you_mean, message
@@ -37,6 +38,7 @@ from assay.session.sampling import (
     takes_sampling_options,
 )
 from assay.training.api import evaluate
+from assay.types import Problem
 
 # Keys of a question in the published forms of rows (`assay.data.benchmark_rows`).
 _ASKED = ("question", "Question", "problem", "Problem", "prompt", "text")
@@ -295,16 +297,15 @@ def suite_rows(
     hub. Raises DataError for a row that has no question.
     """
     lead = ""
+    rows = islice(_raw_rows(_place(suite.name, suite.source, folder)), max_problems)
     if suite.shots is not None:
         source = _place(f"{suite.name}_shots", suite.shots, folder)
         shots = list(islice(_raw_rows(source), suite.num_shots))
         lead = "".join(map(_worked, shots))
-    rows = _raw_rows(_place(suite.name, suite.source, folder))
-    for number, row in enumerate(islice(rows, max_problems), 1):
-        key = next((key for key in _ASKED if isinstance(row.get(key), str)), None)
-        if key is None:
-            found = f"the keys {', '.join(row)}" if row else "no keys"
-            raise DataError(message(f"{suite.name} row {number}", found, " or ".join(_ASKED)))
+        rows = list(rows)
+        _check_shots(suite, source, shots, rows)
+    for number, row in enumerate(rows, 1):
+        key = _question_key(suite, number, row)
         if lead:
             row[key] = f"{lead}Question: {row[key].strip()}\nAnswer:"
         if suite.instruction:
@@ -312,6 +313,35 @@ def suite_rows(
         if not _IDS & row.keys():
             row["id"] = f"{suite.name}-{number}"
         yield row
+
+
+def _question_key(suite: PublishedSuite, number: int, row: Mapping[str, Any]) -> str:
+    key = next((key for key in _ASKED if isinstance(row.get(key), str)), None)
+    if key is None:
+        found = f"the keys {', '.join(row)}" if row else "no keys"
+        raise DataError(message(f"{suite.name} row {number}", found, " or ".join(_ASKED)))
+    return key
+
+
+def _check_shots(
+    suite: PublishedSuite,
+    source: str,
+    shots: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Raise DataError if a worked example contains the question or the answer of a suite's row."""
+    asked: list[Problem] = []
+    for number, row in enumerate(rows, 1):
+        question = row[_question_key(suite, number, row)]
+        place = f"{suite.name} row {number}"
+        asked.append(Problem(place, question, {"answer": row.get("answer", "")}))
+    texts = HeldoutTexts(asked)
+    for number, shot in enumerate(shots, 1):
+        # A worked example shows the answer of its question to the model.
+        for leak in texts.leaks(f"{source} row {number}", _worked(shot)):
+            found = f"the {leak.what} of {leak.heldout}"
+            accepted = "worked examples that are no rows of the suite"
+            raise DataError(message(leak.example, found, accepted, "give other rows"))
 
 
 def _prompt_files(model: str) -> dict[str, str]:

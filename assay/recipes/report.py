@@ -18,8 +18,8 @@ from assay.report.rollout_pages import safe
 from assay.run.evaluations import (
     accuracy_of,
     kind_of,
+    of_loss,
     on_canaries,
-    on_texts,
     parts_of,
     perplexity_words,
 )
@@ -160,13 +160,13 @@ def _start_of(row: StageRow, run: LoadedRun, rows: Sequence[StageRow]) -> str:
 
 
 def _texts(runs: Mapping[str, LoadedRun]) -> Iterator[Block]:
-    """Yield the table of perplexity on held-out documents before and after each stage."""
+    """Yield the table of perplexity on held-out rows before and after each stage."""
     cells: list[list[str]] = []
     for stage, run in runs.items():
-        if found := on_texts(run.evaluations):
+        if found := of_loss(run.evaluations):
             cells.append([stage, *map(perplexity_words, (found[0], found[-1]))])
     if cells:
-        yield Block("Held-out documents", head=["stage", "before", "after"], rows=cells)
+        yield Block("Held-out perplexity", head=["stage", "before", "after"], rows=cells)
 
 
 _Found = dict[tuple[str, str], dict[str, Mapping[str, Any]]]

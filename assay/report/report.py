@@ -25,7 +25,15 @@ from assay.report.charts import Chart, make_charts
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.rollout_pages import reader_html, safe
 from assay.run.environment import verifier_text
-from assay.run.evaluations import Lift, Row, lifts_of, on_canaries, on_texts, perplexity_words
+from assay.run.evaluations import (
+    Lift,
+    Row,
+    lifts_of,
+    of_loss,
+    on_canaries,
+    perplexity_words,
+    scored_words,
+)
 from assay.run.intervals import share_words, shown_range
 from assay.run.progress import format_seconds
 
@@ -145,15 +153,15 @@ def stage_words(config: TrainConfig) -> str:
 
 
 def _hero_html(summary: LoadedRun) -> str:
-    texts = on_texts(summary.evaluations)
+    texts = of_loss(summary.evaluations)
     lifts = "\n".join([*_texts_html(texts), *map(_lift_html, lifts_of(summary.evaluations))])
     return lifts or '<p class="empty">No held-out evaluation yet.</p>'
 
 
 def _texts_html(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the section on perplexity, if the run has held-out documents."""
+    """Yield the section on perplexity, if the run has held-out documents or traces."""
     for row in rows[:1]:
-        count = f"{row['eval/num_documents']:,} held-out documents"
+        count = scored_words(row)
         # A run with a single evaluation shows one number, without an arrow.
         moments = dict.fromkeys(one["step"] for one in (row, rows[-1]))
         captions = [

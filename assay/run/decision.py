@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.run.evaluations import lifts_of, on_canaries, on_texts, perplexity_words
+from assay.run.evaluations import is_of_loss, lifts_of, of_loss, on_canaries, perplexity_words
 
 DECISION = "decision.md"
 
@@ -50,10 +50,12 @@ def _append(folder: Path, text: str) -> None:
 
 def _accuracies(evaluations: Sequence[Mapping[str, Any]]) -> str:
     heldout = [row for row in evaluations if not on_canaries(row)]
-    lifts, texts = lifts_of(heldout), on_texts(heldout)
-    if texts:
-        first, last = (f"held-out {perplexity_words(row)}" for row in (texts[0], texts[-1]))
-        return f"{first}, before; {last}, at step {texts[-1]['step']}"
+    lifts, losses = lifts_of(heldout), of_loss(heldout)
+    if losses:
+        first, last = (f"held-out {perplexity_words(row)}" for row in (losses[0], losses[-1]))
+        perplexity = f"{first}, before; {last}, at step {losses[-1]['step']}"
+        rest = [row for row in heldout if not is_of_loss(row)]
+        return f"{perplexity}; {_accuracies(rest)}" if lifts else perplexity
     if not lifts:
         return "no held-out problems"
     lift, accuracy = lifts[0], "held-out accuracy"

@@ -20,7 +20,9 @@ MUST_FAIL_CANARIES = "must-fail canaries"
 MUST_FAIL = ("planted", "leak")
 """Kinds of canaries that no honest completion passes, as the first tag of a row."""
 TEXTS = "texts"
-"""Kind of an evaluation on documents. Its result is a perplexity, not an accuracy."""
+"""Kind of an evaluation on held-out documents. Its result is a perplexity, not an accuracy."""
+TRACES = "traces"
+"""Kind of an evaluation on held-out traces. Its result is the perplexity of the completions."""
 
 
 def accuracy_of(evaluation: Row) -> float | None:
@@ -30,17 +32,17 @@ def accuracy_of(evaluation: Row) -> float | None:
 
 
 def merit_of(evaluation: Row) -> float | None:
-    """Return the quantity that decides on the best step: accuracy or, for documents, the negative
-    NLL.
+    """Return the quantity that decides on the best step: accuracy or, for documents and traces, the
+    negative NLL.
     """
     nll = evaluation.get("eval/nll")
     return accuracy_of(evaluation) if nll is None else -float(nll)
 
 
 def perplexity_words(evaluation: Row) -> str:
-    """Format an evaluation on documents: perplexity with its standard error, bits per byte."""
+    """Format an evaluation of a loss: perplexity with its standard error, bits per byte."""
     perplexity, error = evaluation["eval/perplexity"], evaluation.get("eval/stderr")
-    # In an evaluation on documents, eval/stderr is the standard error of the NLL.
+    # In an evaluation of a loss, eval/stderr is the standard error of the NLL.
     # By the delta method, the error of the perplexity is the perplexity times the error of the NLL.
     spread = "" if error is None else f" ± {perplexity * error:.2g}"
     return (
@@ -48,9 +50,20 @@ def perplexity_words(evaluation: Row) -> str:
     )
 
 
-def on_texts(evaluations: Sequence[Row]) -> list[Row]:
-    """Select the evaluations on documents."""
-    return [row for row in evaluations if row.get("eval/kind") == TEXTS]
+def is_of_loss(evaluation: Row) -> bool:
+    """Whether the result of an evaluation is a perplexity: of documents, or of traces."""
+    return evaluation.get("eval/kind") in (TEXTS, TRACES)
+
+
+def of_loss(evaluations: Sequence[Row]) -> list[Row]:
+    """Select the evaluations whose result is a perplexity. A run has at most one kind of them."""
+    return [row for row in evaluations if is_of_loss(row)]
+
+
+def scored_words(evaluation: Row) -> str:
+    """Return the number and the kind of the held-out rows of an evaluation of a loss."""
+    noun = "traces" if kind_of(evaluation) == TRACES else "documents"
+    return f"{evaluation[f'eval/num_{noun}']:,} held-out {noun}"
 
 
 def kind_of(evaluation: Row) -> str:
@@ -170,7 +183,7 @@ def why_settled(evaluations: Sequence[Row], settings: EvaluationConfig) -> str |
             bar = best + (row.get("eval/stderr") or 0.0)
     if since < patience:
         return None
-    what = "log-likelihood of a token" if on_texts(rows) else "accuracy"
+    what = "log-likelihood of a token" if of_loss(rows) else "accuracy"
     return (
         f"held-out {what} has settled: {since} evaluations in a row were not above {best:.3f} of"
         f" step {at} by more than its standard error (evaluation.patience = {patience})"

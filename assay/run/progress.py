@@ -19,7 +19,14 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.host.terminal import escaped, one_line
-from assay.run.evaluations import TEXTS, Row, accuracy_of, kind_of, on_canaries, perplexity_words
+from assay.run.evaluations import (
+    Row,
+    accuracy_of,
+    is_of_loss,
+    kind_of,
+    on_canaries,
+    perplexity_words,
+)
 from assay.run.intervals import share_words
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -273,7 +280,7 @@ class Progress:
         accuracy = accuracy_of(row)
         if self.quiet:
             return
-        if row.get("eval/kind") == TEXTS:
+        if is_of_loss(row):
             self._print(f"step {row['step']}: held-out {perplexity_words(row)}")
         elif accuracy is not None:
             shown = f"{accuracy:.3f}{share_words(row, '.3f')}"

@@ -23,6 +23,7 @@ from assay.config import (
 )
 from assay.config.mixture import tags_of_sources
 from assay.data.chat import PromptRenderer, keep_fitting, template_of
+from assay.data.leaked_examples import note_system
 from assay.data.overlap import check_overlap
 from assay.data.problems import ProblemSet, RowSet, load_problems
 from assay.data.row_facts import FactReader
@@ -44,6 +45,8 @@ from assay.scale.ahead import Actors
 from assay.scale.verifying import actors_for
 from assay.session.heldout_rows import (
     canary_words,
+    leaked_lines,
+    near_settings,
     read_canaries,
     read_heldout,
     refuse_unjudgeable,
@@ -276,6 +279,7 @@ def read_problems(
     judged = check or _training_check(config, verifiers)
     reader, tags, parts = FactReader(config.curriculum), TagWatch(config), PartCheck(config)
     seconds = SecondCheck(config, verifiers)
+    systems: dict[str, str] = {}
 
     def check_all(problem: Problem) -> None:
         parts.check(problem)
@@ -283,6 +287,7 @@ def read_problems(
         seconds.check(problem)
         reader.check(problem)
         tags.see(problem)
+        note_system(problem.prompt, problem.place, systems)
 
     named = tags_of_sources(data.mixture, "train")
     train = load_problems(data.train, on_bad_row=data.on_bad_row, check=check_all, tags=named)
@@ -293,9 +298,10 @@ def read_problems(
     tried = [] if check else try_row_rewards(config, verifiers, train, "training rows")
     heldout = read_heldout(config, verifiers, tags.of(train))
     canaries = read_canaries(config, verifiers)
-    compare = partial(check_overlap, near=data.near_duplicates, overlap=data.near_duplicate_overlap)
+    compare = partial(check_overlap, **near_settings(data))
     report = compare(train, heldout)
     notes = [*report.describe().splitlines(), *tried, *seconds.finish()]
+    notes += leaked_lines(config, heldout, systems)
     if canaries:
         report = compare(report.train, canaries, what="canary")
         notes += report.near_words()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from assay.config import TrainConfig
+from assay.config import DataConfig, TrainConfig
 from assay.config.mixture import tags_of_sources
+from assay.data.leaked_examples import HeldoutTexts, leak_words
 from assay.data.overlap import Questions, normalize, plain_text, words_in
 from assay.data.problems import load_problems
 from assay.data.rows import Text
@@ -71,6 +73,33 @@ def must_fail(config: TrainConfig, canary: Problem) -> bool:
     # A part's tag chooses a verifier and sampling settings, and is no kind of canaries.
     kinds = (tag for tag in canary.tags if tag not in config.data.mixture)
     return next(kinds, "") in MUST_FAIL
+
+
+def leaked_lines(
+    config: TrainConfig, heldout: Sequence[Problem], systems: Mapping[str, str]
+) -> list[str]:
+    """Return a warning about held-out rows in the prompt template and in system messages.
+
+    systems: location of each system message of the rows. Both texts may contain few-shot examples.
+    ``data.near_duplicates = "ignore"`` skips the check.
+    """
+    data = config.data
+    if data.near_duplicates == "ignore" or not heldout:
+        return []
+    index = HeldoutTexts(heldout, data.near_duplicate_overlap)
+    texts = {data.prompt_template: "data.prompt_template", data.system_prompt: "data.system_prompt"}
+    texts |= {text: f"the system message of {place}" for text, place in systems.items()}
+    leaks = [leak for text, where in texts.items() if text for leak in index.leaks(where, text)]
+    return leak_words(leaks, "few-shot examples (data.near_duplicates = 'ignore' skips the check)")
+
+
+def near_settings(data: DataConfig) -> dict[str, Any]:
+    """Return the settings of `check_overlap` in the section ``[data]``."""
+    return {
+        "near": data.near_duplicates,
+        "overlap": data.near_duplicate_overlap,
+        "similarity": data.near_duplicate_similarity,
+    }
 
 
 def canary_words(canaries: Sequence[Problem]) -> str:

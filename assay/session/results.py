@@ -14,8 +14,8 @@ from assay.plan.memory import MemoryPlan
 from assay.report.loaded import load_run
 from assay.run.evaluations import (
     FINISHED_EARLY,
-    TEXTS,
     by_think_mode,
+    is_of_loss,
     kind_of,
     perplexity_words,
     without_problems,
@@ -72,9 +72,9 @@ class TrainResult:
         gains = [*self.gains, *([None] * len(self.before))]
         for first, last, gain in zip(self.before, self.after, gains, strict=False):
             kind = kind_of(first)
-            if kind == TEXTS:
+            if is_of_loss(first):
                 words = [perplexity_words(row) for row in (first, last)]
-                lines.append(f"held-out texts: {words[0]}, before; {words[1]}, after")
+                lines.append(f"held-out {kind}: {words[0]}, before; {words[1]}, after")
                 continue
             rates = [_rate(row) for row in (first, last)]
             gained = "" if gain is None else f"; gained {gain}, problem by problem"

@@ -107,6 +107,9 @@ def measured_by(config: TrainConfig) -> dict[str, str]:
 
 def _heldout(config: TrainConfig) -> tuple[str, ...]:
     own = getattr(getattr(config, config.stage), "heldout", ())
+    # In [sft], the accuracy on problems decides before the loss on traces.
+    if config.sft is not None:
+        return config.data.heldout or own
     return tuple(own) or config.data.heldout
 
 

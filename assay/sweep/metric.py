@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.errors import RunError, did_you_mean, message
 from assay.host.records import read_step_rows
-from assay.run.evaluations import Row, kind_of, of_deciding_kind, on_canaries, on_texts
+from assay.run.evaluations import Row, kind_of, of_deciding_kind, of_loss, on_canaries
 from assay.validation import toml_words
 
 ACCURACY = "accuracy"
@@ -82,7 +82,7 @@ def value_of(run: Path, name: str) -> float:
         if isinstance(value := last.get(key), int | float):
             return float(value)
         known = _numbers(last)
-        if name == ACCURACY and on_texts(rows):
+        if name == ACCURACY and of_loss(rows):
             known = ["eval/nll", "eval/perplexity", "eval/bits_per_byte"]
     else:
         rows = read_step_rows(run / "metrics.jsonl")[-LAST:]

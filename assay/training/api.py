@@ -265,8 +265,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
             with doing("checking the rows"):
                 rows = kind.read(settings, verifiers)
-                # Stages that learn from fixed rows read no problems.
-                own = rows.canaries if isinstance(rows, Problems) else None
+                # Stages that learn from pairs or labels read no canaries.
+                own = getattr(rows, "canaries", None)
                 canaries = read_canaries(settings, verifiers) if own is None else own
             session = open_session(settings, verifiers)
             look = kind.look(settings, session, rows)

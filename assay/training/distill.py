@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from assay.config import TrainConfig
-from assay.data.traces import Trace
 from assay.model.packing import pack
 from assay.run.guard import Guard
 from assay.session.assemble import Problems, Session, choose_layout, fit_problems, read_problems
@@ -30,14 +28,14 @@ from assay.training.sft import (
     RenderedRows,
     lay_out_traces,
     learn_given,
-    read_traces,
     sft_learner,
     teaching,
 )
 from assay.training.teacher_cache import TeacherCache
+from assay.training.trace_rows import Traces, read_traces
 from assay.verify.service import VerifierService
 
-Rows = Sequence[Trace] | Problems
+Rows = Traces | Problems
 """Data of a distillation stage: traces, or problems for the student to answer."""
 
 
@@ -57,13 +55,13 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
     return read(config, verifiers)
 
 
-def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
+def lay_out_taught(session: Session, traces: Traces) -> RenderedRows:
     """Render the traces to tokens and open their teacher."""
     settings = session.config.distill
     assert settings is not None
     if settings.keep is not None:
         rendered = lay_out_traces(session, traces)
-        cache = TeacherCache(session, rendered.groups, traces)
+        cache = TeacherCache(session, rendered.groups, traces.train)
         rendered = replace(rendered, teach=cache.open)
     else:
         teacher = open_teacher(session)
@@ -73,7 +71,7 @@ def lay_out_taught(session: Session, traces: Sequence[Trace]) -> RenderedRows:
         beside = [] if teacher.model is None else [teacher.model]
         of_ranks = teacher_of_ranks(session, teacher)
         rendered = replace(rendered, beside=beside, teach=teach, teacher_of=of_ranks)
-    notes = [taught_words(session.config)]
+    notes = [taught_words(session.config), *rendered.notes]
     return replace(rendered, notes=notes, cross_entropy=settings.cross_entropy)
 
 
@@ -141,7 +139,7 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
             # Called only to raise DataError for a trace that exceeds the teacher's context.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
-        cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows)
+        cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows.train)
         return replace(look, teacher=cache.teacher, asked=cache.asked)
     problems, teacher = fit_problems(rows, session), open_teacher(session)
     layout = choose_layout(session, problems.train, settings.group_size, teacher.model)

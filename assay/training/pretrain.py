@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import torch
 
 from assay.config import TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.documents import Document, load_documents
 from assay.errors import ConfigError, message
-from assay.learn.rows import row_sums
 from assay.learn.sft_update import SFTLearner
 from assay.model.layouts import micro_batch_tokens
-from assay.model.packing import pack
 from assay.model.probe import prove_lean
-from assay.run.directory import Run
-from assay.run.evaluations import TEXTS, kind_of
+from assay.run.evaluations import TEXTS
 from assay.session.assemble import Session
+from assay.session.heldout_rows import read_canaries, read_heldout
 from assay.session.stage import FirstLook, Kind, Stage
-from assay.training.row_schedule import GOOD
+from assay.training.heldout_loss import measure_loss, recorded
 from assay.training.sft import LOOKED_AT, RenderedRows, given_work, learn_given
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 
 # Number of characters of the first document that a dry run uses as its prompt.
 SHOWN = 80
-# Number of held-out pieces per batch.
-AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Training and held-out documents."""
+    """Training and held-out documents, and the rows that evaluations sample."""
 
     train: Sequence[Document]
     heldout: Sequence[Document]
+    problems: Sequence[Problem] = ()
+    canaries: Sequence[Problem] = ()
 
 
 def run_pretrain(stage: Stage) -> Path:
@@ -50,7 +45,7 @@ def run_pretrain(stage: Stage) -> Path:
     return learn_given(stage, stage.config.pretrain, read_texts, lay_out_texts)
 
 
-def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) -> Texts:
+def read_texts(config: TrainConfig, verifiers: VerifierService) -> Texts:
     """Open the documents; a bad row raises DataError or is skipped (data.on_bad_row)."""
     settings, on_bad_row = config.pretrain, config.data.on_bad_row
     assert settings is not None
@@ -58,7 +53,9 @@ def read_texts(config: TrainConfig, verifiers: VerifierService | None = None) ->
     if settings.heldout:
         most = config.evaluation.max_problems
         heldout = load_documents(settings.heldout, on_bad_row=on_bad_row, limit=most)
-    return Texts(load_documents(settings.texts, on_bad_row=on_bad_row), heldout)
+    texts = load_documents(settings.texts, on_bad_row=on_bad_row)
+    problems, canaries = read_heldout(config, verifiers), read_canaries(config, verifiers)
+    return Texts(texts, heldout, problems, canaries)
 
 
 def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
@@ -77,12 +74,8 @@ def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
         found = f"warning: {len(both)} documents are both held out and trained on"
         notes.append(f"{found}, the first: {both[0]}")
 
-    def evaluate_now(run: Run, learner: SFTLearner) -> None:
-        is_there = TEXTS in map(kind_of, run.evaluations(run.step))
-        if not is_there and run.stop_reason != "interrupted":
-            run.record_evaluation(evaluate_texts(learner, heldout))
-
-    return RenderedRows(learned, learned.lengths.tolist(), what, notes, evaluate_now)
+    measure = recorded(TEXTS, lambda learner: evaluate_texts(learner, heldout))
+    return RenderedRows(learned, learned.lengths.tolist(), what, notes, measure)
 
 
 def first_look(config: TrainConfig, session: Session, texts: Texts) -> FirstLook:
@@ -166,39 +159,10 @@ def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
         yield start, (n + 1) * length // count - start
 
 
-@torch.no_grad()
 def evaluate_texts(learner: SFTLearner, pieces: Pieces) -> dict[str, Any]:
-    """Evaluate the model on held-out documents; return the evaluation row.
+    """Return the evaluation row of held-out documents; see `measure_loss`.
 
-    ``eval/nll``: negative log-likelihood in nats per token. ``eval/stderr``: standard error of
-    ``eval/nll`` over documents. ``eval/bits_per_byte`` is nearly independent of the tokenizer. The
-    metrics include end tokens and exclude the first token of a document, which has no context.
+    The first token of a document has no context, and is excluded.
     """
-    started = time.perf_counter()
-    nll = np.zeros(len(pieces))
-    with learner.passes.open():
-        for first in range(0, len(pieces), AT_ONCE):
-            groups = pieces[first : first + AT_ONCE]
-            batch = pack(groups, [[GOOD]] * len(groups), learner.device)
-            logprobs_T = learner.passes.logprobs(batch).double()
-            sums_R = row_sums(logprobs_T, batch.row_T, batch.num_rows)
-            nll[first : first + len(groups)] = -sums_R.cpu().numpy()
-    nll_of, tokens_of = (np.bincount(pieces.document, one) for one in (nll, pieces.lengths))
-    count, mean = len(nll_of), float(nll.sum() / pieces.num_tokens)
-    error = None
-    # Tokens of a document are not independent, so documents are the independent units.
-    # The standard error is that of a ratio of sums over documents.
-    if count > 1:
-        squares = float(((nll_of - mean * tokens_of) ** 2).sum())
-        error = math.sqrt(squares * count / (count - 1)) / pieces.num_tokens
-    return {
-        "eval/kind": TEXTS,
-        "eval/nll": mean,
-        "eval/stderr": error,
-        # exp(710) overflows a float.
-        "eval/perplexity": math.exp(min(mean, 700.0)),
-        "eval/bits_per_byte": float(nll.sum()) / math.log(2) / pieces.num_bytes,
-        "eval/num_documents": count,
-        "eval/num_tokens": pieces.num_tokens,
-        "eval/seconds": time.perf_counter() - started,
-    }
+    found = measure_loss(learner, pieces, pieces.document, pieces.num_bytes)
+    return {"eval/kind": TEXTS, "eval/num_documents": int(pieces.document[-1]) + 1, **found}

@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.config import DistillConfig, PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
-from assay.data.traces import Trace, load_traces
+from assay.data.traces import Trace
 from assay.host.startup import doing
 from assay.learn.passes import Passes
 from assay.learn.ranks import ALONE, Ranks
@@ -22,13 +22,15 @@ from assay.model.packing import Batch, Layout, pack
 from assay.model.probe import NUM_PROMPTS, prove_lean
 from assay.plan.step_seconds import GivenWork
 from assay.run.directory import Run
+from assay.run.evaluations import TRACES
 from assay.run.guard import Guard
 from assay.session.assemble import Session, fit_heldout, open_session, open_verifiers
-from assay.session.heldout_rows import read_canaries, read_heldout, refuse_trained
 from assay.session.learners import make_passes
 from assay.session.placement import open_learner_ranks
 from assay.session.stage import FirstLook, Kind, Stage, evaluate_heldout, open_run, steps_of
+from assay.training.heldout_loss import evaluate_traces, recorded
 from assay.training.row_schedule import GOOD, RowSchedule, check_length
+from assay.training.trace_rows import Traces, read_traces
 from assay.types import Completion, Group, Problem
 from assay.verify.service import VerifierService
 
@@ -82,13 +84,10 @@ def learn_given(
         verifiers = open_verifiers(config, stack, actors=True)
         with doing("checking the rows"):
             given = read(config, verifiers)
-            rows = read_heldout(config, verifiers)
-            asked = read_canaries(config, verifiers)
-            # Documents have no prompts.
-            learned = () if config.pretrain is not None else given
-            refuse_trained(asked, ((one.prompt, one.source) for one in learned))
         session = open_session(config, verifiers)
-        heldout, canaries = fit_heldout(rows, session), fit_heldout(asked, session)
+        heldout, canaries = (
+            fit_heldout(rows, session) for rows in (given.problems, given.canaries)
+        )
         with doing("rendering the rows"):
             rendered = lay_out(session, given)
         groups, per_step = rendered.groups, settings.tokens_per_step
@@ -115,9 +114,14 @@ def learn_given(
         def evaluate_now() -> None:
             # Sharded weights are gathered for the generator.
             learner.weights()
-            if rendered.evaluate is not None:
+            # The first evaluation of a run determines the kind that decides on the best step.
+            # The perplexity of documents decides, but accuracy decides before the loss of traces.
+            loss_first = config.pretrain is not None
+            if rendered.evaluate is not None and loss_first:
                 rendered.evaluate(run, learner)
             evaluate_heldout(run, session, heldout, canaries)
+            if rendered.evaluate is not None and not loss_first:
+                rendered.evaluate(run, learner)
 
         for step in steps_of(run, guard, evaluate_now):
             rows = schedule.draw(step)
@@ -163,31 +167,33 @@ def teaching(teacher: Any, learner: SFTLearner, batch: Batch) -> Teacher | None:
     return teacher
 
 
-def read_traces(config: TrainConfig, verifiers: VerifierService) -> Sequence[Trace]:
-    """Open the traces; a bad row raises DataError or is skipped (data.on_bad_row)."""
-    return load_traces(config.rows, on_bad_row=config.data.on_bad_row)
-
-
 def lay_out_traces(
-    session: Session, traces: Sequence[Trace], context_length: int | None = None
+    session: Session, traces: Traces, context_length: int | None = None
 ) -> RenderedRows:
     """Render all traces to tokens.
 
     context_length: context length of a teacher, which also limits the length of a trace.
     """
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
-    groups = trace_groups(traces, session.renderer, longest)
+    groups = trace_groups(traces.train, session.renderer, longest)
     lengths = [len(group.completions[0].tokens) for group in groups]
-    return RenderedRows(groups, lengths, f"{len(groups)} traces")
+    what = f"{len(groups)} traces"
+    if not traces.heldout:
+        return RenderedRows(groups, lengths, what, traces.notes)
+    heldout = trace_groups(traces.heldout, session.renderer, longest)
+    measure = recorded(TRACES, lambda learner: evaluate_traces(learner, heldout))
+    return RenderedRows(groups, lengths, f"{what}, {len(heldout)} held out", traces.notes, measure)
 
 
-def first_look(config: TrainConfig, session: Session, traces: Sequence[Trace]) -> FirstLook:
+def first_look(config: TrainConfig, session: Session, rows: Traces) -> FirstLook:
     """Preview the supervised stage with these traces."""
+    traces = rows.train
     first = f"the first completion is {traces[0].completion!r}"
     probed = [traces[n] for n in range(min(NUM_PROMPTS, len(traces)))]
     prompts = [group.prompt.tokens for group in trace_groups(probed, session.renderer)]
     lean, note = prove_lean(session.loaded.model, prompts=prompts)
-    notes = [f"{len(traces)} traces", first, *filter(None, [note])]
+    held = f", {len(rows.heldout)} held out" if rows.heldout else ""
+    notes = [f"{len(traces)} traces{held}", first, *rows.notes, *filter(None, [note])]
     settings = config.sft or config.distill
     assert settings is not None
     looked_at = [traces[n] for n in range(min(LOOKED_AT, len(traces)))]

@@ -78,7 +78,8 @@ def test_repeats_leaks_and_heldout_questions_are_counted_across_sources(tmp_path
     first, second = result.sources
     assert (first.own_answer, first.repeats, first.heldout_same, first.heldout_near) == (2, 1, 1, 1)
     assert (second.own_answer, second.repeats) == (0, 1)
-    assert "held-out questions: 1 repeated exactly, 1 nearly" in str(result)
+    assert "held-out questions: 1 repeated exactly, 1 nearly, 0 similar" in str(result)
+    assert f"{one}:4 ~ {heldout}:1 (100%)" in str(result)
     plain = result.as_dict()
     assert plain["sources"][0]["longest"] is None and plain["max_tokens"] is None
     assert inspected([one]).as_dict()["sources"][0]["heldout_same"] is None
@@ -158,3 +159,84 @@ def test_options_of_inspect_are_refused_elsewhere(
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="inputs"):
         settings_of({}, ["model=m"])
+
+
+STORY = "A baker sells 14 loaves on Monday and twice as many on Friday. How many loaves in all?"
+
+
+def test_similar_questions_are_listed_nearest_first(tmp_path: Path) -> None:
+    heldout = rows_file(tmp_path / "held.jsonl", [{"prompt": STORY, "answer": "42"}])
+    texts = [
+        "A baker sells 14 loaves, and twice as many on Friday. How many loaves does he sell?",
+        STORY.replace("14", "25"),
+        f"{STORY} Show your work.",
+        "What is 2+3?",
+    ]
+    rows = [{"prompt": text, "answer": "1"} for text in texts]
+    file = rows_file(tmp_path / "rows.jsonl", rows)
+    result = inspected([file], heldout=[heldout], near_duplicate_similarity=0.4)
+    (found,) = result.sources
+    assert (found.heldout_near, found.heldout_similar) == (1, 2)
+    listed = [line for line in str(result).splitlines() if "~" in line]
+    assert [line.partition("rows.jsonl:")[2][0] for line in listed] == ["3", "2", "1"]
+    assert [one["is_similar"] for one in result.as_dict()["sources"][0]["near"]] == [1, 1, 0]
+    short = inspected([file], heldout=[heldout], near_duplicate_similarity=0.4, max_listed=1)
+    assert "and 2 more (all with --json)" in str(short)
+
+
+def test_stated_answers_are_named(tmp_path: Path) -> None:
+    rows = [{"prompt": "Are 5 cats 5?", "answer": "5"}, {"prompt": "Answer: 5", "answer": "5"}]
+    result = inspected([rows_file(tmp_path / "rows.jsonl", rows)])
+    assert "prompts that contain their own answer: 2\n" in str(result)
+    assert f"state their own answer: 1 (the first: {tmp_path}/rows.jsonl:2)" in str(result)
+
+
+def test_few_shot_examples_with_held_out_rows_are_listed(tmp_path: Path) -> None:
+    answer = "first add all numbers, then halve the sum that you found"
+    rows = [{"prompt": LONG, "answer": "1"}, {"prompt": "Say how.", "answer": answer}]
+    heldout = rows_file(tmp_path / "held.jsonl", rows)
+    shots = rows_file(
+        tmp_path / "shots.jsonl",
+        [
+            {"question": "2+2=", "answer": "4"},
+            {"messages": [{"role": "user", "content": f"Example: {LONG}."}]},
+            {"text": f"One would {answer}."},
+        ],
+    )
+    file = rows_file(tmp_path / "rows.jsonl", [{"prompt": "p", "answer": "7"}])
+    result = inspected([file], heldout=[heldout], shots=[shots])
+    assert "few-shot examples: 3, 2 leaks" in str(result)
+    assert f"{shots}:2 has the question of {heldout}:1" in str(result)
+    assert f"{shots}:3 has the answer of {heldout}:2" in str(result)
+    with pytest.raises(DataError, match="shots: found no held-out rows"):
+        inspected([file], shots=[shots])
+
+
+def test_difficulty_is_shown_for_each_source(tmp_path: Path) -> None:
+    counts = [{"passed": n, "judged": 4} for n in (0, 1, 4)]
+    one = [{"prompt": f"p{n}", "answer": "1", "difficulty": own} for n, own in enumerate(counts)]
+    other = [{"problem": f"q{n}", "answer": "1", "level": n, "type": "A"} for n in (1, 1, 5)]
+    files = [rows_file(tmp_path / "a.jsonl", one), rows_file(tmp_path / "b.jsonl", other)]
+    first, second = inspected(files).sources
+    assert str(first.difficulty).startswith("pass rate 0: 1, to 0.25: 1, to 0.5: 0")
+    assert first.as_dict(False)["difficulty"]["mean_pass_rate"] == pytest.approx(5 / 12)
+    assert not second.difficulty.is_known and "  difficulty:" not in str(inspected(files[1:]))
+    levels = inspected(files[1:], label="level").sources[0]
+    assert str(levels.difficulty) == "level 1: 2, 5: 1"
+
+
+def test_pass_rates_come_from_a_runs_rollouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorded:
+        def rollouts(self, columns: Any) -> list[dict[str, str]]:
+            rows = [("rows.jsonl:1", "passed"), ("rows.jsonl:1", "failed"), ("own", "not_judged")]
+            return [
+                {"problem_id": one, "status": status} for one, status in [*rows, ("own", "passed")]
+            ]
+
+    monkeypatch.setattr("assay.curation.inspection.load_run", lambda run: Recorded())
+    rows = [{"prompt": "p", "answer": "1"}, {"id": "own", "prompt": "q", "answer": "1"}]
+    rows += [{"prompt": "r", "answer": "1"}]
+    found = facts(tmp_path, rows, pass_rates_of="runs/first").difficulty
+    assert (found.rates, found.unknown) == ({"to 0.5": 1, "1": 1}, 1)

@@ -166,3 +166,15 @@ def test_a_band_that_is_empty_is_refused() -> None:
         DataError, match=r"no row left of 1; .*difficulty took 1 \(the first: 4 of 8"
     ):
         keep([labelled(4)], max_pass_rate=0.1)
+
+
+def test_the_difficulty_before_and_after_is_in_the_manifest() -> None:
+    _, manifest = keep([labelled(n) for n in (0, 0, 2, 4, 8)], min_pass_rate=0.1, max_pass_rate=0.9)
+    name = "difficulty of rows.jsonl"
+    assert manifest.measured[f"{name}, before"] == (
+        "pass rate 0: 2, to 0.25: 1, to 0.5: 1, to 0.75: 0, below 1: 0, 1: 1 (mean 0.35)"
+    )
+    assert manifest.measured[f"{name}, after"] == (
+        "pass rate 0: 0, to 0.25: 1, to 0.5: 1, to 0.75: 0, below 1: 0, 1: 0 (mean 0.38)"
+    )
+    assert keep([{"prompt": "p", "answer": "1"}], max_words=9)[1].measured == {}

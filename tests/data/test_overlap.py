@@ -9,7 +9,13 @@ from data_files import problems_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.data.overlap import check_overlap, holds_own_answer, normalize
+from assay.data.overlap import (
+    NearQuestions,
+    check_overlap,
+    holds_own_answer,
+    normalize,
+    states_own_answer,
+)
 from assay.data.problems import ProblemSet, load_problems
 from assay.errors import DataError
 from assay.types import Problem
@@ -192,3 +198,64 @@ def test_a_question_with_two_answers_is_told(tmp_path: Path) -> None:
     assert places == [["1", "3"], ["3", "5"]]
     assert "2 training questions are repeated with another answer" in report.describe()
     assert "again" not in check_overlap(train.select([0, 1, 3]), []).describe()
+
+
+STORY = "A baker sells 14 loaves on Monday and twice as many on Friday. How many loaves in all?"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_similar"),
+    [
+        ("A baker sells 25 loaves on Monday and twice as many on Friday. How many in all?", True),
+        ("On Monday a baker sells 14 loaves, twice as many on Friday. How many loaves?", True),
+        ("A farmer has 14 cows and twice as many goats. How many animals in all?", False),
+    ],
+)
+def test_reworded_questions_are_similar(tmp_path: Path, text: str, is_similar: bool) -> None:
+    train, heldout = sets(tmp_path, ["short", text], ["nothing", STORY])
+    assert check_overlap(train, heldout).near_duplicates == ()
+    report = check_overlap(train, heldout, similarity=0.45)
+    assert [near.is_similar for near in report.near_duplicates] == [True] * is_similar
+    assert ("~" in report.describe() and "(similarity " in report.describe()) is is_similar
+
+
+def test_short_questions_are_not_similar(tmp_path: Path) -> None:
+    train, heldout = sets(tmp_path, ["Find the odd numbers in a list"], ["Find the odd numbers in"])
+    assert check_overlap(train, heldout, similarity=0.1).near_duplicates == ()
+
+
+@given(train=QUESTIONS, heldout=QUESTIONS, limit=st.sampled_from([0.1, 0.4, 0.75, 1.0]))
+def test_similarities_equal_those_of_a_plain_double_loop(
+    train: list[list[str]], heldout: list[list[str]], limit: float
+) -> None:
+    def jaccard(one: list[str], other: list[str]) -> float:
+        if min(len(one), len(other)) < 8:
+            return 0.0
+        a, b = ({tuple(words[n : n + 3]) for n in range(len(words) - 2)} for words in (one, other))
+        return len(a & b) / len(a | b)
+
+    # An overlap above 1 is never reached, so only the similarity finds a question.
+    index = NearQuestions(overlap=1.1, similarity=limit)
+    for words in heldout:
+        index.add(tuple(words))
+    for words in train:
+        best = max(jaccard(words, one) for one in heldout)
+        found = index.nearest(tuple(words))
+        assert (0.0 if found is None else found[1]) == (best if best >= limit else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "expected"),
+    [
+        ("What is 2+3? The answer is 5.", "5", True),
+        ("What is 2+3? Answer: **(5)**", "5", True),
+        ("2+3 = 5\n#### 5", 5, True),
+        (r"Check \boxed{\frac{1}{2}}.", r"\frac{1}{2}", True),
+        ("What is 2+3? The answer is 55.", "5", False),
+        ("Is 5 odd? Give the answer as a number.", "5", False),
+        ("She has 5 cats. How many cats?", "5", False),
+        ("The answer is?", "", False),
+    ],
+)
+def test_prompts_that_state_their_own_answer(question: str, answer: object, expected: bool) -> None:
+    assert states_own_answer(Problem("a", question, {"answer": answer})) is expected

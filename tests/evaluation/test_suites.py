@@ -18,6 +18,7 @@ from assay.verify.service import VerifierService
 
 GSM8K = {"question": "2+3=", "answer": "First <<2+3=5>>5.\n#### 5"}
 SUM = {"question": "4+4=", "answer": "#### 8"}
+SHOT = {"question": "7+1=", "answer": "#### 8"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     place.mkdir()
     write(place, "gsm8k", SUM, GSM8K)
     write(place, "gsm8k_5shot", SUM)
-    write(place, "gsm8k_5shot_shots", GSM8K, SUM)
+    write(place, "gsm8k_5shot_shots", GSM8K, SHOT)
     row = {"key": 7, "prompt": "Say no comma.", "kwargs": [{}]}
     write(place, "ifeval", {**row, "instruction_id_list": ["punctuation:no_comma"]})
     return place
@@ -68,7 +69,7 @@ def test_each_suite_is_asked_in_its_own_form_and_judged(
     (asked, _), (shown,) = (sampled(out / f"{name}.jsonl") for name in ("gsm8k", "gsm8k_5shot"))
     assert asked["prompt"].rstrip().endswith("Put the final answer in \\boxed{}.")
     worked = "Question: 2+3=\nAnswer: First 5.\n#### 5\n\n"
-    assert shown["prompt"] == f"{worked}Question: 4+4=\nAnswer: #### 8\n\nQuestion: 4+4=\nAnswer:"
+    assert shown["prompt"] == f"{worked}Question: 7+1=\nAnswer: #### 8\n\nQuestion: 4+4=\nAnswer:"
     assert (out / "suites.md").read_text() == f"{found}\n"
     assert "| gsm8k | 2 | " in str(found) and "Cobbe et al., 2021" in str(found)
 
@@ -202,3 +203,12 @@ def test_the_command_takes_problems_or_suites(
         main()
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and said in line
+
+
+def test_a_worked_example_that_is_a_row_of_the_suite_is_refused(folder: Path) -> None:
+    write(folder, "gsm8k_5shot_shots", GSM8K, SUM)
+    (suite,) = find_suites(["gsm8k_5shot"])
+    with pytest.raises(
+        DataError, match=r"shots\.jsonl row 2: found the question of gsm8k_5shot row"
+    ):
+        list(suite_rows(suite, folder))
