@@ -30,10 +30,12 @@ def report(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     as_json: Json = False,
 ) -> None:
-    """Write report.html of a run: one self-contained page."""
+    """Write report.html and decision_record.md of a run."""
+    from assay.report.decision_record import write_record
     from assay.report.report import write_report
 
     path = write_report(run)
+    write_record(run)
     show_path("report", path, as_json)
 
 

@@ -8,6 +8,7 @@ without its None keys therefore loads as an equal configuration.
 # pyright: reportUnusedImport=false
 from __future__ import annotations
 
+from assay.config.accountability import DecisionConfig
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
+from assay.config.accountability import DecisionConfig
 from assay.config.algorithm import AlgorithmConfig, CriticConfig
 from assay.config.curriculum import CurriculumConfig
 from assay.config.distill import DistillConfig, TeacherConfig
@@ -87,6 +88,7 @@ class TrainConfig(Section):
     verification: VerificationConfig = VerificationConfig()
     audit: AuditConfig | None = None
     guard: GuardConfig = GuardConfig()
+    decision: DecisionConfig | None = None
     log: LogConfig = LogConfig()
     alerts: AlertsConfig | None = None
     scale: ScaleConfig = ScaleConfig()

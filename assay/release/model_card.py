@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
-from assay.host.records import read_record
 from assay.release.lineage import lineage
+from assay.report.decision_record import FILE, decision_record
+from assay.report.gate_results import cell, code, read_gate
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import changed_settings, stage_words
 from assay.run.checkpoints import step_of
@@ -28,14 +27,17 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` into the folder of an exported model, if a run trained the model.
+    """Write ``README.md`` and the decision record into the folder of an exported model, if a run
+    trained the model.
 
     checkpoint: checkpoint of the run. base: model into which the adapters were merged, if it is not
     the base model of the run.
     """
     run, step = run_of(checkpoint), step_of(checkpoint)
     if step is not None and run is not None:
-        (out / "README.md").write_text(model_card(load_run(run), step, base), encoding="utf-8")
+        loaded = load_run(run)
+        (out / "README.md").write_text(model_card(loaded, step, base), encoding="utf-8")
+        (out / FILE).write_text(decision_record(loaded), encoding="utf-8", errors="replace")
 
 
 def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
@@ -54,7 +56,7 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
     # Adapters may be merged into another base model, for which the run has no results.
     if other is not None:
         note = "The results below were measured on the run's own model."
-        lines += ["", f"Here the adapters of that step are merged into {_code(other)}. {note}"]
+        lines += ["", f"Here the adapters of that step are merged into {code(other)}. {note}"]
     lines += ["", "## Held-out accuracy", "", *_accuracy_lines(run, step)]
     lines += _gate_lines(run, step)
     lines += _lineage_lines(run, step)
@@ -62,13 +64,13 @@ def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:
     lines += [f"| {key} | {value} |" for key, value in _making(run, step)]
     lines += ["", "Settings that are not at their defaults:", "", "| key | value |", "|---|---|"]
     for key, value in changed_settings(run.config):
-        lines.append(f"| `{key}` | {_code(json.dumps(value, ensure_ascii=False, default=str))} |")
+        lines.append(f"| `{key}` | {code(json.dumps(value, ensure_ascii=False, default=str))} |")
     lines += ["", "## Known failure modes", "", *_failure_lines(run, step)]
     lines += ["", "## Made with", "", "| | |", "|---|---|"]
     environment = run.environment
     for key in ("versions", "hardware"):
         found: Mapping[str, Any] = environment.get(key) or {}
-        lines += [f"| {one} | {_plain(value)} |" for one, value in found.items() if value]
+        lines += [f"| {one} | {cell(value)} |" for one, value in found.items() if value]
     return "\n".join([*lines, ""])
 
 
@@ -107,42 +109,28 @@ def _accuracy_lines(run: LoadedRun, step: int) -> Iterator[str]:
         yield f"The checkpoint of step {step} itself was not evaluated."
 
 
-class _Check(BaseModel):
-    name: str
-    found: str
-    limit: str | None
-    outcome: str
-
-
-class _Gate(BaseModel):
-    """Fields of a gate result that the model card shows."""
-
-    passed: bool
-    model: str = ""
-    against: str
-    adapter: str | None = None
-    checks: list[_Check]
-
-
 def _gate_lines(run: LoadedRun, step: int) -> Iterator[str]:
     """Yield the result of the newest gate of this checkpoint, with a table of its checks."""
-    found = read_record(run.folder / "gates" / f"step-{step:06d}.json", _Gate)
+    found = read_gate(run.folder, step)
     if found is None:
         return
     said = "passed" if found.passed else "refused: it did not pass"
-    on = "" if found.adapter is None else f" with the adapters on {_code(found.model)},"
-    yield from ("", "## Gate", "", f"{said.capitalize()},{on} against {_code(found.against)}.", "")
-    yield from ("| check | found | required | |", "|---|---|---|---|")
-    for check in found.checks:
-        cells = (check.name, check.found, check.limit or "", check.outcome)
-        yield f"| {' | '.join(map(_plain, cells))} |"
+    on = "" if found.adapter is None else f" with the adapters on {code(found.model)},"
+    yield from (
+        "",
+        "## Gate",
+        "",
+        f"{said.capitalize()},{on} against {code(found.against)}.",
+        "",
+    )
+    yield from found.table()
 
 
 def _lineage_lines(run: LoadedRun, step: int) -> Iterator[str]:
     yield from ("", "## Lineage", "", "| | | SHA-256 |", "|---|---|---|")
     for link in lineage(run, step):
-        known = _code(link.sha256[:16]) if link.sha256 else "its files are not here"
-        yield f"| {link.kind} | {_plain(link.what)} | {known} |"
+        known = code(link.sha256[:16]) if link.sha256 else "its files are not here"
+        yield f"| {link.kind} | {cell(link.what)} | {known} |"
 
 
 def _accuracy(row: Row) -> str:
@@ -151,12 +139,12 @@ def _accuracy(row: Row) -> str:
 
 def _making(run: LoadedRun, step: int) -> Iterator[tuple[str, str]]:
     config = run.config
-    yield "base model", _code(config.model.path)
+    yield "base model", code(config.model.path)
     yield "algorithm", stage_words(config)
-    yield "trained on", ", ".join(map(_code, config.rows))
+    yield "trained on", ", ".join(map(code, config.rows))
     verifiers: Mapping[str, Any] = run.environment.get("verifiers") or {}
     if verifiers:
-        yield "reward", _code(config.data.verifier)
+        yield "reward", code(config.data.verifier)
     for name, facts in verifiers.items():
         yield f"verifier `{name}`", verifier_text(facts)
     yield "steps", f"{step} of {run.num_steps}"
@@ -177,7 +165,7 @@ def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
             yield f"- {newest[name]:.1%} {words}."
     for event in run.events:
         if event["kind"] == "guard_stop" and (event.get("step") or 0) <= step:
-            yield f"- A guard stopped the run at step {event['step']}: {_plain(event['reason'])}."
+            yield f"- A guard stopped the run at step {event['step']}: {cell(event['reason'])}."
     yield (
         "- The reward is acceptance by the verifiers above, on problems like those above."
         " No other quality was measured."
@@ -188,13 +176,3 @@ def _failure_lines(run: LoadedRun, step: int) -> Iterator[str]:
             yield f"- Known to be accepted wrongly by `{name}`: {what}"
         if len(accepted) > _MOST_KNOWN_ERRORS:
             yield f"- `{name}`: {len(accepted) - _MOST_KNOWN_ERRORS} more, in docs/verifiers.md."
-
-
-def _plain(value: Any) -> str:
-    # A pipe or a line break in a value would break the Markdown table.
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return " ".join(text.replace("|", "\\|").split())
-
-
-def _code(text: str) -> str:
-    return f"`{_plain(text).replace('`', chr(39))}`"

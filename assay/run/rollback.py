@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from assay.config import CheckpointConfig
+from assay.config import CheckpointConfig, load
 from assay.errors import RunError, message
 from assay.host.files import DirectoryLock, Journal, config_of, make_folder, write_atomic
 from assay.host.records import read_events, read_step_rows
@@ -135,6 +135,10 @@ def check_approved(run: Path, approved_by: str | None) -> None:
         accepted = f"--approved-by NAME, or first: assay run rollback {run} {back}"
         remedy = f"read {stop.get('evidence')}"
         raise RunError(message(f"assay train --resume {run}", found, accepted, remedy))
+    plan = load(config_of(run)).decision
+    if plan is not None and plan.approvers and approved_by not in plan.approvers:
+        accepted = f"one of decision.approvers: {', '.join(plan.approvers)}"
+        raise RunError(message(f"--approved-by {approved_by}", "another name", accepted))
     facts = {"who": approved_by, "rule": stop.get("rule"), "stopped_at": step}
     _write_event(run, step, "approved", facts)
 

@@ -25,6 +25,7 @@ from assay.plan.facts import facts_of_config
 from assay.plan.record import run_decision
 from assay.plan.step_seconds import GivenWork
 from assay.report.alerts import send_alerts
+from assay.report.decision_record import write_record
 from assay.report.report import write_report
 from assay.report.trackers import report_to_trackers
 from assay.run.directory import Run
@@ -277,11 +278,12 @@ def attach_sampling(
 
 
 def report_if_possible(folder: Path) -> None:
-    """Write the report. The run itself is complete, so a failed write of the report is only a
-    warning.
+    """Write the report and the decision record. The run itself is complete, so a failed write is
+    only a warning.
     """
     try:
         write_report(folder)
+        write_record(folder)
     except OSError as error:
         warn(f"{folder}: no report ({error}); see assay run report")
 

@@ -25,6 +25,7 @@ from assay.host.startup import doing
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.memory import plan_memory
 from assay.report.alerts import check_listeners
+from assay.report.decision_record import check_decision
 from assay.report.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
@@ -135,6 +136,7 @@ def run_stage(stage: Stage) -> TrainResult:
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
     check_listeners(stage.config)
+    check_decision(stage.config)
     stage = replace(stage, config=settled(stage.config))
     with show_startup(stage.quiet):
         folder = kind_of(stage.config).run(stage)
@@ -257,6 +259,7 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     """
     settings = settled(read_config(config, overrides))
     check_listeners(settings)
+    check_decision(settings)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
         # A preview samples with the local engine, so only a teacher in actors needs a cluster.
