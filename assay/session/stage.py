@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.config import SamplingConfig, TrainConfig
 from assay.data.mixture import Draws
-from assay.errors import VerifierError
+from assay.errors import RunError, VerifierError
 from assay.generate.engine_stats import EngineStats
 from assay.host.startup import doing
 from assay.host.terminal import warn
@@ -284,7 +284,7 @@ def report_if_possible(folder: Path) -> None:
     try:
         write_report(folder)
         write_record(folder)
-    except OSError as error:
+    except (OSError, RunError) as error:
         warn(f"{folder}: no report ({error}); see assay run report")
 
 
