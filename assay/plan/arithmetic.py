@@ -21,6 +21,8 @@ from assay.plan.step_seconds import (
     UnitSeconds,
     estimate_sampled,
     estimate_work,
+    evaluation_seconds,
+    num_evaluations,
 )
 
 LONG_HOURS = 4.0
@@ -183,23 +185,8 @@ def expect(
         keys = f"{config.stage}.epochs"
     else:
         return None
-    settings = config.evaluation
-    count = min(num_heldout, settings.max_problems or num_heldout)
-    sets = [count] * len(settings.temperatures) + [num_canaries]
-    asked = sum(_evaluation_seconds(config, measured, prompt_tokens, one) for one in sets)
-    every = config.evaluation.every
-    # Besides the scheduled evaluations, one precedes the first step and one follows the last step.
-    times = 2 + ((num_steps - 1) // every if every else 0)
+    asked = evaluation_seconds(config, measured, prompt_tokens, (num_heldout, num_canaries))
+    times = num_evaluations(config, num_steps)
     if asked * times > num_steps * step.total:
         keys += ", evaluation.max_problems"
     return Expected(step, num_steps, asked * times, keys, config.run.max_minutes)
-
-
-def _evaluation_seconds(
-    config: TrainConfig, measured: UnitSeconds, prompt_tokens: float, count: int
-) -> float:
-    """Estimate the seconds of one evaluation of ``count`` prompts."""
-    settings = config.evaluation
-    waves = -(-count * settings.num_samples // config.engine.slots)
-    decoding = waves * config.sampling.max_tokens * measured.decode
-    return count * prompt_tokens * measured.prompt_token + decoding

@@ -23,8 +23,8 @@ class StepSeconds:
 
     verification: seconds in which the verifiers work while the generator is idle. teacher: seconds
         of the teacher's forward pass.
-    once: seconds of the forward passes of a teacher or reference before the first step, which
-    `total` excludes.
+    once: seconds of the forward passes of a teacher or reference before the first step. evaluation:
+    seconds of one evaluation of the held-out problems and the canaries. `total` excludes both.
     """
 
     generation: float
@@ -32,6 +32,7 @@ class StepSeconds:
     update: float
     teacher: float = 0.0
     once: float = 0.0
+    evaluation: float = 0.0
 
     @property
     def total(self) -> float:
@@ -136,6 +137,40 @@ def estimate_sampled(
         # Verdicts are computed during generation, except those on the last group.
         verification = max(whole - generation, whole / prompts)
     return StepSeconds(generation, verification, update, tokens * measured.teacher_token)
+
+
+def evaluation_seconds(
+    config: TrainConfig,
+    measured: UnitSeconds,
+    prompt_tokens: float,
+    sizes: tuple[int, int],
+    lengths: Sequence[int] = (),
+) -> float:
+    """Estimate the seconds of one evaluation of a run.
+
+    sizes: numbers of held-out problems and of canaries. lengths: lengths of sampled completions; if
+    empty, all completions have the maximum length.
+    """
+    settings, slots = config.evaluation, config.engine.slots
+    num_heldout, num_canaries = sizes
+    count = min(num_heldout, settings.max_problems or num_heldout)
+    seconds = 0.0
+    # Each temperature evaluates all held-out problems; canaries are evaluated once.
+    for asked in [count] * len(settings.temperatures) + [num_canaries]:
+        if asked:
+            completions = asked * settings.num_samples
+            steps = decoding_steps(lengths or [config.sampling.max_tokens], completions, slots)
+            seconds += measured.begin + asked * prompt_tokens * measured.prompt_token
+            seconds += steps * measured.decode
+    return seconds
+
+
+def num_evaluations(config: TrainConfig, num_steps: int) -> int:
+    """Return how often a run evaluates: before the first step, as scheduled, and after the last
+    step.
+    """
+    every = config.evaluation.every
+    return 2 + ((num_steps - 1) // every if every else 0)
 
 
 def decoding_steps(lengths: Sequence[int], completions: int, num_slots: int) -> float:

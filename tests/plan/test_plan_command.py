@@ -80,6 +80,10 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
     row = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert row["recommended"] == "dapo" and row["estimates"]["memory_mib"]["total"] > 100
     assert "the configuration says dr_grpo" in str(found)
+    evaluations = row["estimates"]["evaluation_minutes"]
+    assert evaluations > 0 and f"4 steps {row['estimates']['minutes']:.1f}, 2 evaluations" in str(
+        found
+    )
 
 
 def test_a_teacher_is_planned_for(tree: dict[str, Any], model: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from assay.plan.measured.seconds import (
     estimate_sampled,
     measure_units,
 )
+from assay.plan.step_seconds import evaluation_seconds
 from assay.testing import byte_tokenizer, tiny_model
 from assay.types import Group, Problem, Prompt
 
@@ -73,6 +75,20 @@ def test_decoding_steps_are_those_of_a_simulation(num_slots: int, spread: str) -
 def test_without_samples_every_completion_is_the_longest() -> None:
     config = make_config(sampling={"max_tokens": 64})
     assert estimated(config).generation == 64
+
+
+def test_an_evaluation_decodes_all_its_problems() -> None:
+    config = make_config(
+        sampling={"max_tokens": 64},
+        engine={"num_slots": 64},
+        evaluation={"temperatures": [0.0, 1.0], "num_samples": 2, "max_problems": 64},
+    )
+    units = replace(ONE_STEP, prompt_token=0.1)
+    # 128 completions fill 64 slots twice, at two temperatures; canaries are asked once.
+    longest = 2 * (64 * 10 * 0.1 + 2 * 64) + (3 * 10 * 0.1 + 64)
+    assert evaluation_seconds(config, units, 10, (200, 3)) == pytest.approx(longest)
+    assert evaluation_seconds(config, units, 10, (200, 3), [16]) == pytest.approx(longest - 5 * 48)
+    assert evaluation_seconds(config, units, 10, (0, 0)) == 0.0
 
 
 def test_groups_without_gradient_cost_a_third_and_passes_add_up() -> None:

@@ -42,12 +42,13 @@ class Measured:
     """Estimated memory and seconds per step of a configuration.
 
     seconds: measured seconds of a step; None for a stage that is not timed. num_steps: number of
-    steps in the whole run, for a timed stage.
+    steps in the whole run, for a timed stage. num_evaluations: number of evaluations in the run.
     """
 
     memory: MemoryPlan
     seconds: StepSeconds | None
     num_steps: int | None = None
+    num_evaluations: int = 0
 
     @property
     def minutes(self) -> float | None:
@@ -55,6 +56,13 @@ class Measured:
         if self.seconds is None or self.num_steps is None:
             return None
         return (self.num_steps * self.seconds.total + self.seconds.once) / 60
+
+    @property
+    def evaluation_minutes(self) -> float | None:
+        """Minutes of all evaluations of the run; None if evaluations were not timed."""
+        if self.seconds is None or not self.seconds.evaluation:
+            return None
+        return self.num_evaluations * self.seconds.evaluation / 60
 
     def as_dict(self) -> dict[str, Any]:
         """Return the estimates as plain values for JSON."""
@@ -64,15 +72,21 @@ class Measured:
             "seconds": self.seconds.as_dict() if self.seconds is not None else None,
             "num_steps": self.num_steps,
             "minutes": self.minutes,
+            "evaluation_minutes": self.evaluation_minutes,
         }
 
     def __str__(self) -> str:
         seconds = "  a step     not timed in this stage" if self.seconds is None else self.seconds
         lines = [f"{self.memory}", f"{seconds}"]
         if self.minutes is not None:
-            lines.append(
-                f"  the run {self.minutes:12.1f} min   {self.num_steps} steps, no evaluations"
-            )
+            evaluations = self.evaluation_minutes
+            whole = f"  the run {self.minutes + (evaluations or 0.0):12.1f} min   "
+            parts = f"{self.num_steps} steps"
+            if evaluations is None:
+                lines.append(f"{whole}{parts}, without evaluations")
+            else:
+                asked = f"{self.num_evaluations} evaluations {evaluations:.1f}"
+                lines.append(f"{whole}{parts} {self.minutes:.1f}, {asked}")
         return "\n".join(lines)
 
 
@@ -101,11 +115,11 @@ def measure(
             look = kind.look(config, session, rows)
         session.generator.watch = SamplingWatch(lambda how_far: say(str(how_far)))
         problems: Sequence[Problem] = ()
-        num_heldout, lengths = 0, list[int]()
+        evaluated, lengths = (0, 0), list[int]()
         if isinstance(rows, Problems) and config.preference is None:
             opened = fit_problems(rows, session)
             problems = opened.train
-            num_heldout = max(len(opened.heldout), len(opened.canaries))
+            evaluated = len(opened.heldout), len(opened.canaries)
             facts = replace(facts, num_problems=len(problems))
         count = min(num_problems, len(problems))
         if count:
@@ -115,7 +129,7 @@ def measure(
             say("trying the verifier")
             tried = try_verifier(config.data.verifier, config.run.seed)
             facts = replace(facts, **facts_of_groups(groups), **tried)
-        found, measured = measure_machine(session, look, problems, num_heldout, facts, lengths, say)
+        found, measured = measure_machine(session, look, problems, evaluated, facts, lengths, say)
     say(f"measured in {time.perf_counter() - started:.0f} s")
     return replace(facts, **found), measured
 
@@ -195,20 +209,22 @@ def measure_machine(
     session: Session,
     look: FirstLook,
     problems: Sequence[Problem],
-    num_heldout: int,
+    evaluated: tuple[int, int],
     facts: Facts,
     lengths: Sequence[int],
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Measured]:
     """Measure the loaded model. Return facts about the model, and estimates of memory and seconds.
 
-    lengths: lengths of sampled completions. The measurement trains the model on a few synthetic
+    evaluated: numbers of held-out problems and of canaries. lengths: lengths of sampled
+    completions. The measurement trains the model on a few synthetic
     completions, so the model cannot be used afterwards.
     """
     import torch
 
     from assay.plan.measured.seconds import mean_lengths, time_given, time_pairs, time_sampled
     from assay.plan.memory import MIB, critic_bytes, plan_memory, reference_bytes
+    from assay.plan.step_seconds import num_evaluations
     from assay.session.teachers import model_of
 
     config, model = session.config, cast("Any", session.loaded.model)
@@ -223,7 +239,7 @@ def measure_machine(
         look.has_reference,
         look.has_critic,
         model_of(look.teacher),
-        num_heldout=num_heldout,
+        num_heldout=max(evaluated),
         asked=look.asked,
         lean=look.lean,
     )
@@ -233,7 +249,7 @@ def measure_machine(
     if problems and sampled is not None:
         num_steps = sampled.steps
         typical = prompts[len(prompts) // 2]
-        seconds = time_sampled(session, problems, typical, facts, lengths, look.teacher)
+        seconds = time_sampled(session, problems, typical, facts, lengths, look.teacher, evaluated)
     elif given is not None:
         prompt, learned = mean_lengths(session)
         seconds = time_given(session, prompt, learned, look.teacher, sum(look.asked))
@@ -254,4 +270,5 @@ def measure_machine(
     if session.loaded.device.type == "cuda":
         total = torch.cuda.get_device_properties(session.loaded.device).total_memory
         found["memory_mib"] = total / MIB
-    return found, Measured(memory, seconds, num_steps)
+    times = 0 if num_steps is None else num_evaluations(config, num_steps)
+    return found, Measured(memory, seconds, num_steps, times)

@@ -21,6 +21,7 @@ from assay.plan.step_seconds import (
     estimate_given,
     estimate_sampled,
     estimate_work,
+    evaluation_seconds,
 )
 from assay.testing import ScriptedGenerator
 from assay.types import Group, Problem, Verdict
@@ -59,11 +60,13 @@ def time_sampled(
     facts: Facts,
     lengths: Sequence[int],
     teacher: AnyTeacher | None = None,
+    evaluated: tuple[int, int] = (0, 0),
 ) -> StepSeconds:
     """Time a training step that samples; the updates use synthetic groups.
 
     prompt: number of tokens in a typical prompt. lengths: lengths of sampled completions. teacher:
-    teacher model of the run; None if there is none.
+    teacher model of the run; None if there is none. evaluated: numbers of held-out problems and of
+    canaries.
     """
     from assay.learn.advantages import compute_advantages
     from assay.learn.sft_update import SFTLearner
@@ -97,7 +100,9 @@ def time_sampled(
     measured = measure_units(session, problems, *sizes, _asks(session, teacher, passes))
     slots, verdict = config.engine.slots, facts.verifier_seconds
     mixed = facts.mixed if config.rl is not None else None
-    return estimate_sampled(config, measured, prompt, lengths, verdict, mixed, slots)
+    step = estimate_sampled(config, measured, prompt, lengths, verdict, mixed, slots)
+    evaluation = evaluation_seconds(config, measured, prompt, evaluated, lengths)
+    return replace(step, evaluation=evaluation)
 
 
 def mean_lengths(session: Session) -> tuple[int, int]:
