@@ -71,7 +71,7 @@ ONLY = {  # all that these may import
 }
 
 LIGHT = ["assay", "assay.types", "assay.errors", "assay.config", "assay.cli"]
-HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "plotly", "sympy", "math_verify"}
+HEAVY = {"torch", "transformers", "tokenizers", "pyarrow", "sympy", "math_verify"}
 HEAVY |= {"reasoning_gym", "pandas", "peft", "datasets", "scipy", "matplotlib"}
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from assay.report.charts import Chart
+from assay.report.charts import DIAGONAL, RELIABILITY, Chart, line, reliability_line
 
 FOLDER, RATES, COMPLETIONS = "behaviors", "rates.json", "completions.jsonl"
 """Folder and files of ``assay run behaviors`` in a run directory."""
@@ -64,26 +64,11 @@ def _chart(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str, 
         if not any(shares):
             continue
         ends = [row["intervals"][name] for row in rows]
-        errors = {"type": "data", "symmetric": False, "thickness": 1, "width": 0, "color": color}
-        errors["array"] = [
-            round(high - share, 5) for share, (_, high) in zip(shares, ends, strict=True)
-        ]
-        errors["arrayminus"] = [
-            round(share - low, 5) for share, (low, _) in zip(shares, ends, strict=True)
-        ]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(steps) < 3 else "lines",
-                "name": name.replace("_", " "),
-                "x": steps,
-                "y": [round(share, 5) for share in shares],
-                "error_y": errors,
-                "line": {"width": 2, "color": color},
-                "hovertemplate": "%{y:.1%}",
-            }
-        )
-    return Chart(title, note, share=True).with_traces(traces)
+        above = [round(high - share, 5) for share, (_, high) in zip(shares, ends, strict=True)]
+        below = [round(share - low, 5) for share, (low, _) in zip(shares, ends, strict=True)]
+        drawn = line(name.replace("_", " "), steps, shares, color)
+        traces.append(drawn | {"above": above, "below": below})
+    return Chart(title, note, share=True, traces=traces)
 
 
 def calibration_charts(run: Path) -> list[Chart]:
@@ -99,34 +84,13 @@ def calibration_charts(run: Path) -> list[Chart]:
 
 
 def _reliability(confidences: Sequence[Mapping[str, Any]]) -> Chart:
-    exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
     traces: list[dict[str, Any]] = []
     for one, color in zip((c for c in confidences if c["when"] == "all"), _COLORS, strict=False):
-        counts, predicted, observed = zip(*one["reliability"], strict=True)
-        # The area of a mark, not its diameter, is proportional to the count.
-        sizes = [round(4 + 14 * (count / max(counts)) ** 0.5, 2) for count in counts]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": str(one["name"]).replace("_", " "),
-                "x": [round(value, 5) for value in predicted],
-                "y": [round(value, 5) for value in observed],
-                "marker": {"size": sizes, "color": color},
-                "line": {"width": 2, "color": color},
-                "customdata": list(counts),
-                "hovertemplate": "%{y:.1%} of %{customdata:,d} were right",
-            }
-        )
-    line = {"width": 1, "dash": "dot", "color": "other"}
+        name = str(one["name"]).replace("_", " ")
+        traces.append(reliability_line(name, one["reliability"], color))
     note = "Confidence and share of right completions in each bin. Larger marks: more completions."
-    axis = {"range": [0, 1], "tickformat": ".0%"}
-    layout = {
-        "xaxis": {"title": {"text": "confidence"}, **axis},
-        "yaxis": {"title": {"text": "right"}, **axis},
-    }
-    traces = [{**exact, "name": "exact", "line": line}, *traces] if traces else []
-    return Chart("Reliability of the answers", note, traces=traces, layout=layout)
+    shown = [DIAGONAL, *traces] if traces else []
+    return Chart("Reliability of the answers", note, share=True, draw=RELIABILITY, traces=shown)
 
 
 def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
@@ -135,12 +99,12 @@ def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     # A step with smaller groups has no pass@k for the larger k, so these lines would have gaps.
     shown = [k for k in ks if all(str(k) in row["pass_at"] for row in rows)]
     passes = [
-        _line(f"pass@{k}", steps, [row["pass_at"][str(k)] for row in rows], color)
+        line(f"pass@{k}", steps, [row["pass_at"][str(k)] for row in rows], color)
         for k, color in zip(shown, _COLORS, strict=False)
     ]
     kinds = {"answers": "distinct answers", "solutions": "distinct solutions"}
     counts = [
-        _line(name, steps, [row[key] for row in rows], color)
+        line(name, steps, [row[key] for row in rows], color)
         for (key, name), color in zip(kinds.items(), _COLORS, strict=False)
     ]
     note = (
@@ -149,20 +113,6 @@ def _diversity(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     )
     more = "Mean number in a group. A solution is identified by the sequence of numbers in it."
     return [
-        Chart("pass@k", note, share=True).with_traces(passes),
-        Chart("Diversity", more, unit="in a group").with_traces(counts),
+        Chart("pass@k", note, share=True, traces=passes),
+        Chart("Diversity", more, unit="in a group", traces=counts),
     ]
-
-
-def _line(
-    name: str, steps: Sequence[int], values: Sequence[float | None], color: str
-) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(steps) < 3 else "lines",
-        "name": name,
-        "x": list(steps),
-        "y": [None if value is None else round(value, 5) for value in values],
-        "line": {"width": 2, "color": color},
-        "hovertemplate": "%{y:.4~g}",
-    }

@@ -1,8 +1,9 @@
-"""Charts of the report. ``template/charts.toml`` lists them; plotly draws them in the browser."""
+"""Charts of the report and the viewer. ``template/charts.toml`` lists them, and
+``template/charts.js`` draws them in the browser.
+"""
 
 from __future__ import annotations
 
-import html
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,10 @@ _SMOOTH_FROM = 40
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _MAX_FAMILIES = 8
 _MAX_LABEL = 40
+_MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
+"""Kinds of events that are marked on the curves."""
+RELIABILITY = "reliability"
+"""Chart of predicted against observed shares: its horizontal axis shows no steps."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Chart:
     labels: trace labels by metric key. colors: names of the colors of stacked shares. share:
     whether all values are fractions in 0..1. of: file whose rows the chart shows, ``metrics`` or
     ``evaluations``. canaries: whether the chart shows the evaluations on canaries, or all others.
-    draw: key of `_DRAWN`. traces, layout: arguments for plotly.
+    draw: key of `_DRAWN`. traces: lines of the chart, as `line` returns them. log: whether the
+    vertical axis is logarithmic.
     """
 
     title: str
@@ -47,19 +53,21 @@ class Chart:
     canaries: bool = False
     draw: str = "lines"
     traces: Sequence[Drawn] = ()
-    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    log: bool = False
     wide: bool = False
 
-    def with_traces(self, traces: Sequence[Drawn], **axis: Any) -> Chart:
-        """Return a copy of the chart with these traces. axis: settings of the vertical axis."""
-        # Axes begin at 0, so that noise does not look like a trend.
-        if self.share:
-            kind: dict[str, Any] = {"tickformat": ".1~%", "rangemode": "tozero"}
-        else:
-            kind = {"title": {"text": self.unit}, "rangemode": "tozero"}
-            # The default of plotly labels a value of 1e-6 as 1μ.
-            kind["exponentformat"] = "power"
-        return replace(self, traces=traces, layout={"yaxis": {**kind, **axis}})
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values that ``charts.js`` draws."""
+        return {
+            "title": self.title,
+            "note": self.note,
+            "share": self.share,
+            "unit": self.unit,
+            "log": self.log,
+            "plain": self.draw == RELIABILITY,
+            "wide": self.wide,
+            "traces": list(self.traces),
+        }
 
 
 class ChartSource(Protocol):
@@ -84,6 +92,19 @@ def make_charts(summary: ChartSource) -> list[Chart]:
     return [chart for chart in charts if chart.traces]
 
 
+def marks(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return step, kind and text of the events that are marked on the curves."""
+    return [
+        {
+            "step": event.get("step") or 0,
+            "kind": event["kind"],
+            "text": str(event.get("reason") or event["kind"].replace("_", " ")),
+        }
+        for event in events
+        if event.get("kind") in _MARKED
+    ]
+
+
 def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
     present = [key for key in chart.labels if any(row.get(key) is not None for row in rows)]
     traces: list[Drawn] = []
@@ -91,7 +112,7 @@ def _lines(rows: Sequence[Row], chart: Chart) -> Chart:
         pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
         steps, values = zip(*pairs, strict=True)
         traces += _smoothed(chart.labels[key], steps, np.array(values, float), color)
-    return chart.with_traces(traces)
+    return replace(chart, traces=traces)
 
 
 def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -102,20 +123,17 @@ def _accuracy(rows: Sequence[Row], chart: Chart) -> Chart:
         shares = [accuracy_of(row) or 0.0 for row in of_kind]
         pairs = list(zip(shares, map(shown_range, of_kind), strict=True))
         # Score intervals are not symmetric about the accuracy.
-        errors: dict[str, Any] = {"type": "data", "symmetric": False}
-        errors["array"] = [ends and ends[1] - share for share, ends in pairs]
-        errors["arrayminus"] = [ends and share - ends[0] for share, ends in pairs]
+        above = _rounded(ends and ends[1] - share for share, ends in pairs)
+        below = _rounded(ends and share - ends[0] for share, ends in pairs)
         steps = [row["step"] for row in of_kind]
-        trace = _line(kind, steps, map(accuracy_of, of_kind), color)
-        trace |= {"mode": "lines+markers", "marker": {"size": 7, "color": color}}
-        traces.append(trace | {"error_y": {**errors, "thickness": 1.3, "width": 4, "color": color}})
+        trace = line(kind, steps, map(accuracy_of, of_kind), color)
+        traces.append(trace | {"marks": True, "above": above, "below": below})
         what = (
             f"{kind} classified correctly"
             if "eval/kind" in of_kind[0] and not chart.canaries
             else "problems answered correctly"
         )
-    drawn = replace(chart, note=chart.note.format(what), share=True, wide=True)
-    return drawn.with_traces(traces)
+    return replace(chart, note=chart.note.format(what), share=True, wide=True, traces=traces)
 
 
 def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -123,23 +141,13 @@ def _reliability(rows: Sequence[Row], chart: Chart) -> Chart:
     rows = [row for row in rows if row.get("eval/reliability")]
     if not rows:
         return chart
-    exact = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "hoverinfo": "skip"}
-    line = {"width": 1, "dash": "dot", "color": "other"}
-    traces: list[Drawn] = [{**exact, "name": "exact", "line": line}]
+    traces: list[Drawn] = []
     shown = [("before", rows[0], "c2"), ("after", rows[-1], "c1")]
     for name, row, color in shown[-1:] if len(rows) == 1 else shown:
-        counts, predicted, observed = zip(*row["eval/reliability"], strict=True)
-        # The area of a mark, not its diameter, is proportional to the count.
-        sizes = [float(f"{4 + 14 * (count / max(counts)) ** 0.5:.3g}") for count in counts]
-        trace = _line(f"{name}, step {row['step']}", [], observed, color)
-        trace |= {"x": _rounded(predicted), "mode": "lines+markers", "customdata": list(counts)}
-        trace["marker"] = {"size": sizes, "color": color}
-        trace["hovertemplate"] = "%{y:.1%} of %{customdata:,d} came true"
-        traces.append(trace)
-    xaxis = {"title": {"text": "predicted"}, "range": [0, 1], "tickformat": ".0%"}
-    xaxis["unifiedhovertitle"] = {"text": "predicted %{x:.1%}"}
-    yaxis = {"title": {"text": "came true"}, "range": [0, 1], "tickformat": ".0%"}
-    return replace(chart, traces=traces, layout={"xaxis": xaxis, "yaxis": yaxis})
+        traces.append(
+            reliability_line(f"{name}, step {row['step']}", row["eval/reliability"], color)
+        )
+    return replace(chart, traces=[DIAGONAL, *traces])
 
 
 def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -152,7 +160,7 @@ def _reward(rows: Sequence[Row], chart: Chart) -> Chart:
 
 def _shares(rows: Sequence[Row], chart: Chart) -> Chart:
     named = zip(chart.labels.items(), chart.colors, strict=True)
-    return chart.with_traces(_stack(rows, [(*label, color) for label, color in named]))
+    return replace(chart, traces=_stack(rows, [(*label, color) for label, color in named]))
 
 
 def _families(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -190,29 +198,7 @@ def _held_out_parts(rows: Sequence[Row], chart: Chart) -> Chart:
 
 def _throughput(rows: Sequence[Row], chart: Chart) -> Chart:
     phases = _labels(rows, "speed/", {"speed/step"})
-    chart = _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}))
-    # A damaged metrics.jsonl may contain negative rates, which a logarithmic axis cannot show.
-    shown = [value for trace in chart.traces for value in trace["y"] if value and value > 0]
-    if not shown:
-        return chart
-    ticks = _log_ticks(min(shown), max(shown))
-    texts = [_si(tick) for tick in ticks]
-    return chart.with_traces(chart.traces, type="log", tickvals=ticks, ticktext=texts)
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Choose tick values of a logarithmic axis: powers of ten, for short ranges also 2 and 5."""
-    # The automatic ticks of plotly label 200 as 2.
-    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    digits = (1, 2, 5) if len(powers) <= 4 else (1,)
-    return [digit * 10.0**power for power in powers for digit in digits]
-
-
-def _si(value: float) -> str:
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+    return _lines(rows, replace(chart, labels={"speed/step": "whole step", **phases}, log=True))
 
 
 def _phases(rows: Sequence[Row], chart: Chart) -> Chart:
@@ -226,13 +212,13 @@ def _phases(rows: Sequence[Row], chart: Chart) -> Chart:
 
     named = [(*phase, color) for phase, color in zip(phases.items(), _COLORS, strict=False)]
     with_rest = [{**row, "rest": rest(row)} for row in rows]
-    return chart.with_traces(_stack(with_rest, [*named, ("rest", "rest", "other")]))
+    return replace(chart, traces=_stack(with_rest, [*named, ("rest", "rest", "other")]))
 
 
 _DRAWN = {
     "lines": _lines,
     "accuracy": _accuracy,
-    "reliability": _reliability,
+    RELIABILITY: _reliability,
     "reward": _reward,
     "shares": _shares,
     "families": _families,
@@ -251,15 +237,12 @@ def _labels(rows: Sequence[Row], prefix: str, apart: set[str]) -> dict[str, str]
 
 def _smoothed(name: str, steps: Sequence[int], values: np.ndarray, color: str) -> list[Drawn]:
     """Draw one metric. For many steps, draw a faint line of values and a strong moving average."""
-    faint = _line(name, steps, values, color)
+    single = line(name, steps, values, color)
     if len(steps) < _SMOOTH_FROM:
-        return [faint]
-    faint |= {"opacity": 0.28, "showlegend": False, "hoverinfo": "skip", "legendgroup": name}
-    faint["line"] = {"width": 1, "color": color}
-    strong = _line(name, steps, smooth(values), color) | {"legendgroup": name}
-    # The tooltip shows the measured value, not the moving average.
-    strong |= {"customdata": _rounded(values), "hovertemplate": "%{customdata:.4~g}"}
-    return [faint, strong]
+        return [single]
+    # The text at the pointer shows the measured value, not the moving average.
+    strong = line(name, steps, smooth(values), color) | {"measured": single["y"]}
+    return [single | {"faint": True}, strong]
 
 
 def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Drawn]:
@@ -270,31 +253,33 @@ def _stack(rows: Sequence[Row], keys: Sequence[tuple[str, str, str]]) -> list[Dr
         values = np.array([row.get(key) or 0.0 for row in rows])
         if values.any():
             shown = smooth(values) if len(rows) >= _SMOOTH_FROM else values
-            trace = _line(name, [row["step"] for row in rows], shown, color)
-            trace |= {"stackgroup": "one", "fillcolor": f"{color}-fill"}
-            trace["line"] = {"width": 1, "color": color}
-            traces.append(trace)
+            trace = line(name, [row["step"] for row in rows], shown, color)
+            traces.append(trace | {"stacked": True})
     return traces
 
 
-def _line(name: str, steps: Sequence[int], values: Iterable[Any], color: str) -> Drawn:
-    return {
-        "type": "scatter",
-        # A line through one point is invisible.
-        "mode": "lines+markers" if len(steps) == 1 else "lines",
-        "name": _label(name),
-        "x": list(steps),
-        "y": _rounded(values),
-        "line": {"width": 2, "color": color},
-        "hovertemplate": "%{y:.4~g}",
-    }
+def line(name: str, steps: Sequence[float], values: Iterable[Any], color: str) -> Drawn:
+    """Return one line of a chart.
 
-
-def _label(name: str) -> str:
-    """Shorten and escape a name."""
-    # Trace names come from user data, and plotly interprets HTML tags and TeX between dollar signs.
+    Other keys change how the line is drawn. ``faint``: thin, without text. ``stacked``: on top of
+    the lines before it. ``marks``: a mark at every point, with the diameters in ``sizes``.
+    ``above`` and ``below``: lengths of error bars. ``measured``: values to show as text in place of
+    ``y``. ``counts``: number of observations of each point. ``dotted``: a dotted line.
+    """
     name = name if len(name) <= _MAX_LABEL else f"{name[:_MAX_LABEL]}…"
-    return html.escape(name, quote=False).replace("$", "\N{FULLWIDTH DOLLAR SIGN}")
+    return {"name": name, "x": list(steps), "y": _rounded(values), "color": color}
+
+
+def reliability_line(name: str, bins: Iterable[Sequence[float]], color: str) -> Drawn:
+    """Return a line of observed shares against predicted shares, with a mark for each bin.
+
+    bins: (number of predictions, mean predicted share, observed share) of each bin.
+    """
+    counts, predicted, observed = zip(*bins, strict=True)
+    # The area of a mark, not its diameter, is proportional to the count.
+    sizes = [float(f"{4 + 14 * (count / max(counts)) ** 0.5:.3g}") for count in counts]
+    trace = line(name, [round(share, 5) for share in predicted], observed, color)
+    return trace | {"marks": True, "sizes": sizes, "counts": list(counts)}
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -331,3 +316,7 @@ def _thin(rows: Sequence[Row]) -> Sequence[Row]:
 def _rounded(values: Iterable[Any]) -> list[float | None]:
     # Five digits suffice for a screen. Numbers with all 17 digits would triple the file size.
     return [None if value is None else float(f"{value:.5g}") for value in values]
+
+
+DIAGONAL = {**line("exact", [0, 1], [0, 1], "other"), "dotted": True, "faint": True}
+"""The line of a perfect calibration."""

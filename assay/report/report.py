@@ -21,7 +21,7 @@ from assay.config import TrainConfig, dump
 from assay.data.verified import UNKNOWN_ORIGIN, verified_words
 from assay.host.files import disk_full_as, write_atomic
 from assay.report.behavior_charts import behavior_charts, calibration_charts
-from assay.report.charts import Chart, make_charts
+from assay.report.charts import make_charts, marks
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.rollout_pages import reader_html, safe
 from assay.run.environment import verifier_text
@@ -60,18 +60,11 @@ def render(summary: LoadedRun) -> str:
 
     The page's content security policy allows only the page's own scripts.
     """
-    # A late import, because only this function needs plotly, and loading plotly takes a while.
-    from plotly.offline import get_plotlyjs
-
     extra = [*behavior_charts(summary.folder), *calibration_charts(summary.folder)]
-    charts = [*make_charts(summary), *extra]
-    # HTML parsers convert CRLF to LF before browsers compute the hash of a script.
-    # A hash of the original text would therefore block the script.
-    library = get_plotlyjs().replace("\r\n", "\n") if charts else ""
-    script = template("report.js")
-    data = json.dumps(
-        [{"traces": c.traces, "layout": c.layout} for c in charts], separators=(",", ":")
-    )
+    charts = [chart.as_dict() for chart in (*make_charts(summary), *extra)]
+    library, script = template("charts.js"), template("report.js")
+    run = {"name": summary.folder.name, "charts": charts, "marks": marks(summary.events)}
+    data = json.dumps(run, separators=(",", ":"))
     # In the data, "</script>" or "<!--" of a model's text would end the script element.
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -86,7 +79,6 @@ def render(summary: LoadedRun) -> str:
         tiles="".join(
             f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _tiles(summary)
         ),
-        charts="\n".join(_chart_html(n, chart) for n, chart in enumerate(charts)),
         rollouts=reader_html(summary),
         decision=_decision_html(summary.folder / "decision.md"),
         settings=html_table(
@@ -115,7 +107,7 @@ def content_policy(*scripts: str) -> str:
 
     scripts: source code of the allowed scripts.
     """
-    # Inline styles are allowed, because plotly and the accuracy bars set them.
+    # Inline styles are allowed, because the accuracy bars set them.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -241,15 +233,6 @@ def _short(number: float) -> str:
         if number >= size:
             return f"{number / (1e3 if unit == ' k' else size):.3g}{unit}"
     return f"{number:,.0f}"
-
-
-def _chart_html(number: int, chart: Chart) -> str:
-    return (
-        f'<figure class="chart{" wide" if chart.wide else ""}"><figcaption>'
-        f"<h3>{safe(chart.title)}</h3>"
-        f"<p>{safe(chart.note)}</p></figcaption>"
-        f'<div class="plot" data-chart="{number}"></div></figure>'
-    )
 
 
 def _decision_html(path: Path) -> str:

@@ -26,8 +26,6 @@ from assay.report.rollout_index import RolloutIndex
 from assay.report.viewer.token_text import TokenTexts
 
 _FILES = ("config.toml", "metrics.jsonl", "evaluations.jsonl", "events.jsonl", ".lock")
-_MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
-"""Kinds of events that are marked on the curves."""
 _MOST_FAULTS = 5
 
 Row = Mapping[str, Any]
@@ -58,18 +56,6 @@ class Records:
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             warn(f"{self.listed.path}: no curves: {cause(error)}")
             return []
-
-    def marks(self) -> list[dict[str, Any]]:
-        """Return step, kind and text of the events that are marked on the curves."""
-        return [
-            {
-                "step": event.get("step") or 0,
-                "kind": event["kind"],
-                "text": str(event.get("reason") or event["kind"].replace("_", " ")),
-            }
-            for event in self.events
-            if event["kind"] in _MARKED
-        ]
 
 
 @dataclass

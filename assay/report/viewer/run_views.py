@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from assay.report.charts import marks
 from assay.report.listing import ListedRun
 from assay.report.report import changed_settings
 from assay.report.rollout_pages import safe
@@ -163,44 +164,13 @@ def _differences(runs: Sequence[tuple[OpenedRun, Records]]) -> Iterator[str]:
 
 def curves(run: OpenedRun, records: Records) -> dict[str, Any]:
     """Return the data of a run that its page updates: charts, marked events, step and faults."""
-    charts = [
-        {
-            "title": chart.title,
-            "note": chart.note,
-            "share": chart.share,
-            "unit": chart.unit,
-            "log": (chart.layout.get("yaxis") or {}).get("type") == "log",
-            "plain": chart.draw == "reliability",
-            "traces": [_trace(trace) for trace in chart.traces],
-        }
-        for chart in records.charts
-    ]
     listed = records.listed
     return {
         "key": run.key,
         "name": listed.name,
         "state": listed.state,
         "step": records.metrics[-1]["step"] if records.metrics else 0,
-        "marks": records.marks(),
+        "marks": marks(records.events),
         "missing": list(records.missing),
-        "charts": charts,
+        "charts": [chart.as_dict() for chart in records.charts],
     }
-
-
-def _trace(trace: dict[str, Any]) -> dict[str, Any]:
-    """Convert a plotly trace to the values that the viewer's script draws."""
-    # The viewer does not load plotly, whose script has 4.8 MB.
-    errors = trace.get("error_y") or {}
-    found = {
-        # `charts` escapes names as HTML for plotly, and the viewer's script inserts plain text.
-        "name": html.unescape(str(trace.get("name", ""))),
-        "x": trace["x"],
-        "y": trace["y"],
-        "color": (trace.get("line") or {}).get("color", "c1"),
-        "faint": "opacity" in trace,
-        "stacked": "stackgroup" in trace,
-        "marks": "markers" in trace.get("mode", ""),
-    }
-    if errors:
-        found |= {"above": errors["array"], "below": errors["arrayminus"]}
-    return found

@@ -44,7 +44,9 @@ INDEX_SECONDS = 0.4
 _SLICE = 0.05
 """Seconds for which the background reader locks the index at a time."""
 _MOST_RUNS = 8
-_ASSETS = {"view.css": "text/css", "view.js": "text/javascript", "charts.js": "text/javascript"}
+_ASSETS = {"view.css": "text/css", "view.js": "text/javascript"}
+_SHARED = {"report.css": "text/css", "charts.js": "text/javascript"}
+"""Files of the report's template that the viewer's pages load too."""
 
 
 def serve_view(places: Sequence[Path], port: int) -> None:
@@ -138,8 +140,8 @@ class ViewServer(Server):
 
         name = request.path_params["name"]
         # Only files with known names are served, so that a name such as ".." reaches no other file.
-        if name == "report.css":
-            return Response(template(name), headers=HEADERS, media_type="text/css")
+        if name in _SHARED:
+            return Response(template(name), headers=HEADERS, media_type=_SHARED[name])
         if name not in _ASSETS:
             raise Refused(404, "no such file")
         folder = resources.files("assay.report.viewer") / "assets"

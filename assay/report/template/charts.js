@@ -1,12 +1,15 @@
 "use strict";
-// Draws the charts of one or several runs as SVG. Several runs share a frame: a color for each run,
-// a dash for each line. Text enters the page as text only, never as markup.
+// Draws the charts of one or several runs as SVG, for the report and the viewer. Several runs share
+// a frame: a color for each run, a dash for each line. Text enters the page as text only, never as
+// markup. A drag over a chart zooms into its steps, and a double click resets the zoom.
 (() => {
   const NS = "http://www.w3.org/2000/svg";
   const W = 560, H = 230, LEFT = 52, RIGHT = 8, TOP = 10, BOTTOM = 24;
   const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
   const RUN_COLORS = ["c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"];
   const MOST_LINES = 4; // for each of several runs
+  const LEAST_DRAG = 8; // in the units of W; a shorter drag is a click
+  const zooms = new Map(); // title of a chart to the shown range of its horizontal axis
 
   function node(name, attributes, text) {
     const made = document.createElementNS(NS, name);
@@ -69,7 +72,7 @@
           ...trace, y, base, own: trace.y, run: place,
           name: runs.length > 1 ? `${run.name}: ${trace.name}` : trace.name,
           color: runs.length > 1 ? RUN_COLORS[place % 8] : trace.color,
-          dash: runs.length > 1 ? DASHES[rank % 4] : "",
+          dash: runs.length > 1 ? DASHES[rank % 4] : trace.dotted ? DASHES[2] : "",
         });
       }
     });
@@ -91,6 +94,7 @@
     let [low, high] = [bound(ys, Math.min), bound(ys, Math.max)];
     if (!chart.log) low = Math.min(0, low);
     if (high === low) high = low + (Math.abs(low) || 1);
+    if (chart.unit && high > low) high += (high - low) * 0.08; // room for the unit
     return { x: [chart.plain ? 0 : Math.min(bound(xs, Math.min), 0), Math.max(bound(xs, Math.max), 1)], y: [low, high] };
   }
 
@@ -102,8 +106,10 @@
     }
     for (const value of ticks(...range.x, 6)) {
       if (!chart.plain && value % 1) continue;
-      svg.append(node("text", { x: px(value), y: H - 6, "text-anchor": "middle" }, format(value, {})));
+      const shown = format(value, chart.plain ? chart : {});
+      svg.append(node("text", { x: px(value), y: H - 6, "text-anchor": "middle" }, shown));
     }
+    if (chart.unit) svg.append(node("text", { x: LEFT, y: TOP, class: "unit" }, chart.unit));
   }
 
   function drawLine(svg, line, chart, px, py) {
@@ -118,12 +124,13 @@
       d: path, fill: "none", stroke: color(line.color), "stroke-width": line.faint ? 1 : 2,
       "stroke-opacity": line.faint ? 0.3 : 1, "stroke-dasharray": line.dash, "stroke-linejoin": "round",
     }));
-    if (!line.marks && points.length > 1) return;
+    const radius = line.marks || points.length === 1 ? 3.2 : 0;
     for (const [x, y, n] of points) {
       if (line.above && isNumber(line.above[n])) {
         svg.append(node("line", { x1: px(x), x2: px(x), y1: py(y + line.above[n]), y2: py(y - line.below[n]), stroke: color(line.color) }));
       }
-      svg.append(node("circle", { cx: px(x), cy: py(y), r: 3.2, fill: color(line.color) }));
+      const r = line.sizes ? line.sizes[n] / 2 : radius;
+      if (r) svg.append(node("circle", { cx: px(x), cy: py(y), r, fill: color(line.color) }));
     }
   }
 
@@ -152,7 +159,7 @@
       const box = svg.getBoundingClientRect();
       const share = ((event.clientX - box.left) / box.width * W - LEFT) / (W - LEFT - RIGHT);
       const wanted = range.x[0] + share * (range.x[1] - range.x[0]);
-      const steps = shown.flatMap(line => line.x);
+      const steps = shown.flatMap(line => line.x).filter(x => x >= range.x[0] && x <= range.x[1]);
       if (!steps.length) return;
       const step = steps.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
       cross.setAttribute("x1", px(step));
@@ -160,8 +167,10 @@
       cross.setAttribute("visibility", "visible");
       tip.replaceChildren(html("b", "", chart.plain ? format(step, chart) : `step ${step}`));
       for (const line of shown) {
-        const at = line.x.indexOf(step);
-        if (at >= 0 && isNumber(line.own[at])) tip.append(` · ${line.name} ${format(line.own[at], chart)}`);
+        const at = line.x.indexOf(step), value = at < 0 ? null : (line.measured || line.own)[at];
+        if (!isNumber(value)) continue;
+        const count = line.counts ? ` of ${line.counts[at]}` : "";
+        tip.append(` · ${line.name} ${format(value, chart)}${count}`);
       }
       for (const run of runs) {
         for (const mark of run.marks) if (mark.step === step) tip.append(` · ${mark.kind.replaceAll("_", " ")}: ${mark.text}`);
@@ -171,6 +180,34 @@
       cross.setAttribute("visibility", "hidden");
       tip.replaceChildren();
     });
+  }
+
+  // Zooms into the steps of a drag; `redraw` draws the chart again.
+  function zoomable(svg, title, range, redraw) {
+    const band = node("rect", { y: TOP, height: H - TOP - BOTTOM, width: 0, fill: color("ink"), "fill-opacity": 0.08 });
+    svg.append(band);
+    const at = event => {
+      const box = svg.getBoundingClientRect();
+      return Math.min(Math.max((event.clientX - box.left) / box.width * W, LEFT), W - RIGHT);
+    };
+    const step = x => range.x[0] + (x - LEFT) / (W - LEFT - RIGHT) * (range.x[1] - range.x[0]);
+    let from = null;
+    svg.addEventListener("pointerdown", event => { if (event.pointerType === "mouse") from = at(event); });
+    svg.addEventListener("pointermove", event => {
+      if (from === null) return;
+      band.setAttribute("x", Math.min(from, at(event)));
+      band.setAttribute("width", Math.abs(at(event) - from));
+    });
+    svg.addEventListener("pointerup", event => {
+      if (from === null) return;
+      const ends = [from, at(event)].sort((a, b) => a - b);
+      from = null;
+      band.setAttribute("width", 0);
+      if (ends[1] - ends[0] < LEAST_DRAG) return;
+      zooms.set(title, ends.map(step));
+      redraw();
+    });
+    svg.addEventListener("dblclick", () => { if (zooms.delete(title)) redraw(); });
   }
 
   function legend(lines) {
@@ -190,9 +227,21 @@
 
   function figure(chart, runs) {
     const lines = linesOf(chart.title, runs);
-    const range = ranges(lines, chart);
+    let shown = lines;
+    const zoom = zooms.get(chart.title);
+    const inside = x => x >= zoom[0] && x <= zoom[1];
+    const cut = (line, values) => values && values.filter((_, n) => inside(line.x[n]));
+    // A zoomed chart holds only the points inside, so that its vertical axis fits them.
+    const keys = ["y", "base", "own", "above", "below", "measured", "sizes", "counts"];
+    if (zoom) {
+      shown = lines.map(line => ({
+        ...line, x: line.x.filter(inside), ...Object.fromEntries(keys.map(key => [key, cut(line, line[key])])),
+      }));
+    }
+    const range = ranges(shown, chart) || ranges(lines, chart);
     if (!range) return null;
-    const made = html("figure", "chart");
+    if (zoom) range.x = zoom;
+    const made = html("figure", chart.wide ? "chart wide" : "chart");
     const caption = html("figcaption");
     caption.append(html("h3", "", chart.title), html("p", "", chart.note));
     const svg = node("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${chart.title}. ${chart.note}` });
@@ -201,10 +250,11 @@
     const px = x => LEFT + (x - range.x[0]) / (range.x[1] - range.x[0] || 1) * (W - LEFT - RIGHT);
     const py = y => H - BOTTOM - (scale(y) - low) / (high - low || 1) * (H - TOP - BOTTOM);
     axes(svg, chart, range, px, py);
-    for (const line of lines) drawLine(svg, line, chart, px, py);
+    for (const line of shown) drawLine(svg, line, chart, px, py);
     if (!chart.plain) drawMarks(svg, runs, range, px);
     const tip = html("div", "tip");
-    follow(svg, tip, lines, runs, chart, range, px);
+    follow(svg, tip, shown, runs, chart, range, px);
+    zoomable(svg, chart.title, range, () => made.replaceWith(figure(chart, runs) || made));
     made.append(caption, legend(lines), svg, tip);
     return made;
   }
