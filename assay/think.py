@@ -5,6 +5,7 @@ report share this definition. The rules are the same in every mode:
 
 - Besides the configured tags, the tags of known models are recognized, in any case and with spaces
   (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``).
+- The channel ``final`` of gpt-oss is the answer, and its other channels are reasoning.
 - Think blocks nest. A scratchpad inside a think block ends with the think block.
 - Text before a close tag is reasoning, even if no tag opened the block.
 - The answer is the text after the last closed block, up to the next open tag.
@@ -19,6 +20,15 @@ from functools import lru_cache
 _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
 # A close tag with a name in this set does not close a think block.
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
+# Header of a message in a channel, as in gpt-oss: <|channel|>analysis<|message|>. The header of a
+# tool call also names the tool and a type, as in <|channel|>commentary json<|message|>.
+_CHANNEL = (
+    r"<\|channel\|>(?P<channel>analysis|commentary|final)[^<]{0,80}"
+    r"(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
+)
+CHANNEL_HEADER = re.compile(_CHANNEL)
+# The policy itself ends a message and starts the next one, so both are part of the next header.
+_NEXT_MESSAGE = r"(?:<\|end\|>\s{0,8}<\|start\|>assistant[^<]{0,80})?"
 # Quick substring tests come first, because a text without any of these hints needs no regular
 # expression.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
@@ -36,7 +46,7 @@ def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
         rf"(?:<|&lt;){gap}(?P<close>/?){gap}(?:{_THINK_NAMES}|{name}|(?P<other>{_OTHER_NAMES}))"
         rf"{gap}/?{gap}(?:>|&gt;)"
         rf"|(?:◁{gap}|\[(?=/?(?-i:THINK)\]))(?P<slash>/?){gap}think{gap}[▷\]]"
-        r"|<\|begin_of_thought\|>"
+        rf"|<\|begin_of_thought\|>|{_NEXT_MESSAGE}{_CHANNEL}"
         rf"|{re.escape(open_tag)}|(?P<end>{re.escape(close_tag)}|<\|end_of_thought\|>)",
         re.IGNORECASE,
     )
@@ -84,6 +94,11 @@ def _walk(
         if not thinking and not scratch:
             span = _shown(text, last[1], tag.start(), span)
         last = tag.span()
+        # Channels do not nest: each header ends the message before it.
+        if tag["channel"]:
+            thinking, scratch = int(tag["channel"].lower() != "final"), 0
+            span = span if thinking else (last[1], last[1])
+            continue
         # A scratchpad inside a think block ends with the block, so its own tags have no effect.
         if tag["other"] and thinking:
             continue
@@ -116,3 +131,9 @@ def without_tags(text: str, open_tag: str, close_tag: str) -> str:
     if not _has_tags(text, open_tag, close_tag):
         return text
     return _think_tag(open_tag, close_tag).sub("", text)
+
+
+def answer_header(text: str) -> str:
+    """Return the header of the channel ``final`` with which a text begins or ends, or ``""``."""
+    found = next((one for one in CHANNEL_HEADER.finditer(text) if one["channel"] == "final"), None)
+    return found[0] if found and (found.start() == 0 or found.end() == len(text)) else ""

@@ -62,6 +62,35 @@ def test_split(mode: ThinkMode, text: str, reasoning: str, answer: str) -> None:
     assert ThinkFormat(mode).split(text) == (reasoning, answer)
 
 
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT, CALL = "<|end|><|start|>assistant", " to=functions.f<|channel|>commentary json<|message|>"
+GIVEN = "<|call|><|start|>functions.f to=assistant<|channel|>commentary<|message|>3"
+
+
+@pytest.mark.parametrize(
+    "think", [ThinkFormat("free"), ThinkFormat("free", ANALYSIS, NEXT + FINAL)]
+)
+@pytest.mark.parametrize(
+    ("text", "reasoning", "answer"),
+    [
+        (f"{ANALYSIS}a{NEXT}{FINAL}4", "a", "4"),
+        (f"{FINAL}4", "", "4"),
+        (f"{ANALYSIS}4", "4", ""),
+        (f"{ANALYSIS}a{NEXT}{CALL}x{GIVEN}{NEXT}{ANALYSIS}b{NEXT}{FINAL}4", None, "4"),
+        (f"{ANALYSIS}a{NEXT}<|channel|>commentary<|message|>4", "a4", ""),
+        (f"<|channel|>commentary to=f <|constrain|>json<|message|>4{NEXT}{FINAL}5", "4", "5"),
+        (f"{ANALYSIS}a{NEXT}{FINAL} ", "a", ""),
+    ],
+)
+def test_the_final_channel_is_the_answer(
+    think: ThinkFormat, text: str, reasoning: str | None, answer: str
+) -> None:
+    """Channels do not nest: another call of a tool does not hide the answer behind it."""
+    found = think.split(text)
+    assert found[1] == answer
+    assert reasoning is None or found[0] == reasoning
+
+
 def answer_by_pieces(mode: ThinkMode, pieces: list[str]) -> str:
     """The slow, obvious way: walk the pieces, knowing at each how many blocks it stands inside."""
     depth = 1 if mode == "opened" else 0

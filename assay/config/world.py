@@ -162,9 +162,11 @@ class DataConfig(Section):
     `think` is ``opened``, else ``free``. The switches stay in the message. A row's own key
     ``think`` has precedence."""
     think_open: Text = "<think>"
-    """Tag that opens the reasoning block."""
+    """Tag that opens the reasoning block. With a chat template that has channels (gpt-oss), the
+    default means the header of the channel ``analysis``."""
     think_close: Text = "</think>"
-    """Tag that closes the reasoning block."""
+    """Tag that closes the reasoning block. With a chat template that has channels (gpt-oss), the
+    default means the end of the reasoning message and the header of the channel ``final``."""
     # A truncated prompt would be another question, but keep the answer of the full question.
     on_bad_row: Literal["stop", "skip"] = "stop"
     """Handling of a malformed row. ``stop``: the command stops with the row's position. ``skip``:

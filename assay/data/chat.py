@@ -12,10 +12,12 @@ import numpy as np
 
 from assay.config import DataConfig, SamplingConfig
 from assay.data.problems import ProblemSet
+from assay.data.reply_form import ReplyForm
 from assay.data.rows import appended
 from assay.data.template import TemplateFailed, render_chat
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError, message
+from assay.think import CHANNEL_HEADER, answer_header
 from assay.types import Mask, Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 _MARK = "0Assay0"
 # The lookarounds exclude paths such as a/think, and closing tags such as </think>, from the match.
 _SWITCH = re.compile(r"(?<![\w/<])/(no_)?think(?![\w/])")
-# `assay.data.rows.reply_text` joins a message's reasoning and content with these tags.
-_JOINED = re.compile(r"<think>\n(.*?)\n</think>\n\n(.*)", re.DOTALL)
 _MODES: tuple[ThinkMode, ...] = get_args(ThinkMode)
 
 
@@ -72,9 +72,6 @@ class PromptRenderer:
             found = "a tokenizer without a chat template"
             remedy = "set data.template = 'base', or use an instruction-tuned model's tokenizer"
             raise ModelError(message("data.template = 'chat'", found, "one that has it", remedy))
-        self._formats: dict[ThinkMode, ThinkFormat] = {
-            mode: ThinkFormat(mode, data.think_open, data.think_close) for mode in _MODES
-        }
 
     def render(self, problem: Problem) -> Prompt:
         """Return a problem's prompt; raises DataError if the prompt exceeds the token limit."""
@@ -109,11 +106,14 @@ class PromptRenderer:
         return rendered, [self._reply(rendered, text, where) for text in texts]
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
-        text = self._in_template(prompt.think, text)
+        text = self.form.reply(prompt.think, text)
         if prompt.think.mode == "opened":
             text = _without_open_tag(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
             text = prompt.think.split(text)[1].lstrip()
+        elif prompt.think.mode != "empty" and not CHANNEL_HEADER.match(text):
+            # The policy writes the header of a channel, so a supervised reply must include it.
+            text = self.form.lead + text
         tokens = self._encode_after(prompt, text)
         if not tokens:
             raise DataError(message(f"{where} completion", "no tokens", "text that has some"))
@@ -184,33 +184,23 @@ class PromptRenderer:
         eos: Any = self.tokenizer.eos_token_id
         return eos if own is None else own
 
-    def _in_template(self, think: ThinkFormat, text: str) -> str:
-        """Return a reply with its reasoning in the chat template's reasoning format, if known."""
-        joined = _JOINED.fullmatch(text)
-        opening, closing = self._thought_form
-        if joined is None or think.open_tag not in opening or think.close_tag not in closing:
-            return _with_tags(think, text)
-        return f"{opening}{joined[1]}{closing}{joined[2]}"
+    @cached_property
+    def form(self) -> ReplyForm:
+        """Text that the chat template writes around the parts of a reply."""
+        is_base = self.template == "base"
+        return ReplyForm() if is_base else ReplyForm.of(self.tokenizer, self._data.think_open)
 
     @cached_property
-    def _thought_form(self) -> tuple[str, str]:
-        """Text of the chat template before and after the reasoning in a reply; "" if unknown."""
-        # Some chat templates (GLM 4.5, Nemotron 3) write no line breaks inside the think block.
-        turns: list[dict[str, str]] = [{"role": "user", "content": "x"}]
-        reply = {"role": "assistant", "content": f"{_MARK}1", "reasoning_content": f"{_MARK}2"}
-        if self.template == "base":
-            return "", ""
-        try:
-            prompt = render_chat(self.tokenizer, turns, True)
-            text = render_chat(self.tokenizer, [*turns, reply])
-        except TemplateFailed:
-            return "", ""
-        # The chat template may already open the think block in the generation prompt.
-        # The text before the reasoning must include the tag, so the prompt's copy is removed.
-        blank = re.compile(rf"{re.escape(self._data.think_open)}\s*\Z")
-        before, _, rest = text.removeprefix(blank.sub("", prompt)).partition(f"{_MARK}2")
-        between, found, _ = rest.partition(f"{_MARK}1")
-        return (before, between) if found and len(before) < len(text) - len(rest) else ("", "")
+    def _formats(self) -> dict[ThinkMode, ThinkFormat]:
+        """The think format of each mode.
+
+        Without configured tags, a chat template with channels defines the tags.
+        """
+        tags = self._data.think_open, self._data.think_close
+        is_default = ThinkFormat("off", *tags) == ThinkFormat()
+        if is_default and self.template == "chat" and self.form.lead and self.form.opening:
+            tags = self.form.opening, self.form.between
+        return {mode: ThinkFormat(mode, *tags) for mode in _MODES}
 
     @cached_property
     def _longest_token(self) -> int:
@@ -368,6 +358,9 @@ def with_think_block(text: str, wanted: ThinkFormat, in_chat: bool) -> tuple[str
     without opening one, as DeepSeek-V3.1's template does.
     """
     mode, opening, closing = wanted.mode, wanted.open_tag, wanted.close_tag
+    if mode == "empty" and (header := answer_header(closing)):
+        # A template with channels has no empty block: the prompt ends with the answer's header.
+        return text + header, "empty"
     if re.search(rf"{re.escape(opening)}\s*\Z", text):
         if mode == "empty":
             return f"{text.rstrip()}\n\n{closing}\n\n", "empty"
@@ -476,14 +469,6 @@ def finished_chat(tokenizer: Any, reply: str) -> str | None:
         # Some chat templates reject a conversation that ends with a reply.
         # If a chat template cannot render a reply, EOS is used as the end-of-turn token.
         return None
-
-
-def _with_tags(think: ThinkFormat, text: str) -> str:
-    """Replace ``<think>`` tags in a reply by the tags of a think format."""
-    if think.open_tag == "<think>" or not text.lstrip().startswith("<think>"):
-        return text
-    text = text.replace("<think>", think.open_tag, 1)
-    return text.replace("</think>", think.close_tag, 1)
 
 
 def _without_open_tag(prompt: Prompt, text: str) -> str:

@@ -19,7 +19,7 @@ from assay.types import ThinkFormat
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
 # Maximum length in bytes of a think tag that `assay.think` recognizes by default.
 # A think tag has at most as many tokens as bytes.
-LONGEST_TAG = 40
+LONGEST_TAG = 270
 
 
 @dataclass(eq=False)

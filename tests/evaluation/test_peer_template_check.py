@@ -31,8 +31,7 @@ FOUND: dict[str, set[str]] = {
     "deepseek_r1_distill": set(),
     # Replies that do not reason get a block in earlier turns that no policy has written.
     "glm4moe": {"prefix"},
-    # A reply begins with a channel, which only the policy writes.
-    "gptoss": {"generation prompt", "reply", "thinking of a reply", "prefix"},
+    "gptoss": set(),
     "smolvlm": {"messages"},
 }
 """The checks that fail for each template."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from assay.data.traces import Trace
 from assay.evaluation.template_check import layout
 from assay.evaluation.template_check.command import TemplateCheck, check_template
 from assay.evaluation.template_check.conversation import ANSWERS, EXPRESSION, THOUGHTS
+from assay.evaluation.template_check.layout import TokenRow
 from assay.testing import byte_tokenizer, save_tiny_model
 from assay.training.sft import trace_groups
 from assay.types import Message
@@ -38,6 +40,21 @@ OPENS = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
+# Channels as in gpt-oss: reasoning has a channel of its own, and only the last reply ends with
+# <|return|>. A message with a channel in its content is refused.
+CHANNELS = (
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' %}{% if '<|channel|>' in m.content %}{{ raise_exception('channel') }}"
+    "{% endif %}{% set is_last = loop.last and not add_generation_prompt %}"
+    "{% if m.thinking and is_last %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ m.thinking }}<|end|>{% endif %}<|start|>assistant<|channel|>final<|message|>"
+    "{{ m.content }}{{ '<|return|>' if is_last else '<|end|>' }}"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+MARKERS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+HEADER = "<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>"
 
 
 def folder_of(path: Path, template: str | None, special: tuple[str, ...] = SPECIAL) -> str:
@@ -84,6 +101,49 @@ def test_rows_are_those_of_training(tmp_path: Path) -> None:
     assert sft.ids == tokens
     trained = [token.trained for token in sft.tokens]
     assert trained == [False] * len(group.prompt.tokens) + group.completions[0].sampled.tolist()
+
+
+def texts_of(row: TokenRow, kind: str) -> list[str]:
+    """Return the text of each unbroken sequence of tokens of one kind."""
+    groups = groupby(row.tokens, lambda token: token.kind)
+    return ["".join(token.text for token in some) for found, some in groups if found == kind]
+
+
+def test_channels_are_reasoning_and_answer(tmp_path: Path) -> None:
+    """The policy writes the headers of channels, and an earlier reply ends as in the template."""
+    result = check_template(folder_of(tmp_path, CHANNELS, MARKERS))
+    assert result.passed, result.checks
+    rl, sft = result.rows
+    between = f"<|end|><|start|>assistant{HEADER}"
+    assert texts_of(sft, "sampled") == [f"{ANALYSIS}{THOUGHTS[1]}{between}{ANSWERS[0]}<|return|>"]
+    call, first, second = texts_of(rl, "sampled")
+    assert call.startswith(f"{ANALYSIS}{THOUGHTS[0]}{between}") and EXPRESSION in call
+    assert first == ANSWERS[0], "one channel spans a call, its result and the answer"
+    assert second == f"{ANALYSIS}{THOUGHTS[2]}{between}{ANSWERS[1]}<|return|>"
+    assert texts_of(rl, "injected")[-1].startswith("<|end|><|start|>user<|message|>")
+    found = lines_of(result, "ok")
+    assert found["end token"].startswith("'<|return|>' ends the last reply and is trained on")
+    assert HEADER in found["generation prompt"]
+    assert "behind a user message" in lines_of(result, "note")["thinking of earlier turns"]
+
+
+@pytest.mark.parametrize(("mode", "end"), [("opened", ANALYSIS), ("empty", HEADER)])
+def test_modes_of_channels(tmp_path: Path, mode: str, end: str) -> None:
+    result = check_template(
+        folder_of(tmp_path, CHANNELS, MARKERS), overrides=[f"data.think={mode}"]
+    )
+    assert result.passed, result.checks
+    for row in result.rows:
+        assert texts_of(row, "prompt")[0].endswith(f"<|start|>assistant{end}")
+        assert not texts_of(row, "sampled")[0].startswith("<|channel|>")
+
+
+def test_an_environment_behind_channels_keeps_what_the_template_drops(tmp_path: Path) -> None:
+    place = folder_of(tmp_path, CHANNELS, MARKERS)
+    result = check_template(place, overrides=["tools.environment=games:Game"])
+    assert lines_of(result).keys() == {"thinking of earlier turns"}
+    result = check_template(place, overrides=["tools.environment=games:Game", "data.think=empty"])
+    assert result.passed, result.checks
 
 
 FAULTS = {

@@ -106,6 +106,22 @@ def test_a_late_end_is_not_replaced() -> None:
     assert told("abcd</think>A", control, ends=False) == "abcdWaitA"
 
 
+def test_a_budget_ends_a_channel_and_its_answer_follows() -> None:
+    """The stop text closes the channel of reasoning and opens the one of the answer."""
+    header = "<|channel|>final<|message|>"
+    close = f"<|end|><|start|>assistant{header}"
+    think = ThinkFormat("free", "<|channel|>analysis<|message|>", close)
+    control = control_of(think, think_budget=160)
+    said = f"{think.open_tag}{'x' * 200}"
+    found = told(said, control, ends=False, limit=250)
+    assert f"x[stop]{close}x" in found
+    assert think.split(found)[1].strip("x") == ""
+    assert told(f"{think.open_tag}xx{close}4", control) == f"{think.open_tag}xx{close}4"
+    assert told(f"{header}{'4' * 120}", control) == f"{header}{'4' * 120}", "not reasoning"
+    early = told(f"{think.open_tag}xx{close}4", control_of(think, min_think=60))
+    assert early == f"{think.open_tag}xxWait4", "the whole header is replaced"
+
+
 def test_an_end_token_while_it_thinks_is_an_end_of_thinking() -> None:
     """The last word of the script stands for the end token."""
     control = control_of(min_think=20, max_think_more=1)

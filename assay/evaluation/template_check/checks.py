@@ -72,6 +72,11 @@ class Laid:
         return self.conversation.renderer.end_id
 
     @property
+    def lead(self) -> str:
+        """Header of a channel that the policy writes before an answer; "" without channels."""
+        return self.conversation.renderer.form.lead
+
+    @property
     def end(self) -> str:
         """Text of the end token."""
         return self.show([] if self.end_id is None else [self.end_id])
@@ -147,6 +152,9 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
         # A call inside a reply ends without an end token, because the result follows in the reply.
         if laid.conversation.is_inline:
             ends = ends[1:]
+        # A template with channels ends earlier replies with another token, which is injected.
+        if laid.lead:
+            ends = ends[-1:]
         for place in ends:
             token = row.tokens[place - 1]
             if token.id != laid.end_id or not token.trained:
@@ -156,7 +164,8 @@ def _end(laid: Laid) -> Iterator[CheckLine]:
                 yield CheckLine(name, "failed", f"{line}, {remedy}")
                 return
     by = "" if rest.strip() else "; the template itself writes none"
-    yield CheckLine(name, "ok", f"{laid.end!r} ends every reply and is trained on{by}")
+    which = "the last reply" if laid.lead else "every reply"
+    yield CheckLine(name, "ok", f"{laid.end!r} ends {which} and is trained on{by}")
     if laid.served_ids is not None and laid.end_id not in laid.served_ids:
         stops = ", ".join(repr(laid.show([one])) for one in laid.served_ids) or "nothing"
         line = f"generation_config.json stops at {stops} and not at {laid.end!r}: a server of this"
@@ -218,13 +227,14 @@ def _prompt(laid: Laid) -> Iterator[CheckLine]:
         prompt[len(prompt.rstrip()) :]
     )
     # The check `reply` reports an empty think block before a reply, so this check ignores it.
-    if re.sub(empty, "", lead).strip():
+    if re.sub(empty, "", lead).strip() not in ("", laid.lead):
         place = len(laid.conversation.bare_prompt.tokens)
         line = f"token {place}: the template writes {lead.strip()!r} before a reply, and its"
         remedy = "generation prompt does not; write it under add_generation_prompt"
         yield CheckLine(name, "failed", f"{line} {remedy}, else training starts replies without it")
         return
-    yield CheckLine(name, "ok", f"ends with {prompt[-24:]!r}, as in training")
+    channel = f"; the policy writes the channel, as in {laid.lead!r}" if laid.lead else ""
+    yield CheckLine(name, "ok", f"ends with {prompt[-24:]!r}, as in training{channel}")
 
 
 def _reply(laid: Laid) -> Iterator[CheckLine]:
@@ -333,8 +343,9 @@ def _broken(laid: Laid, row: TokenRow, thinks: bool) -> _Broken | None:
         found = laid.difference(row.ids[:end], laid.encode(text))
         if found:
             blocks = rf"{re.escape(think.open_tag)}.*?{re.escape(think.close_tag)}"
+            # Without its reasoning, a reply in channels still has the header of its answer.
             texts = (
-                re.sub(rf"\s*{blocks}\s*", "", one, flags=re.DOTALL)
+                re.sub(rf"\s*{blocks}\s*", laid.lead, one, flags=re.DOTALL)
                 for one in (laid.show(row.ids[:end]), text)
             )
             # Templates put different line breaks around think blocks, so white space is ignored.

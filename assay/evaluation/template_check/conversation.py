@@ -11,6 +11,7 @@ from typing import Any
 
 from assay.config import TrainConfig
 from assay.data.chat import PromptRenderer, think_switches
+from assay.data.reply_form import THOUGHT_KEYS
 from assay.data.rows import reply_text
 from assay.data.template import TemplateFailed, render_chat
 from assay.errors import ModelError, message
@@ -28,8 +29,6 @@ RESULT = "42"
 THOUGHTS = ("The calculator knows.", "It says forty-two.", "The order does not matter.")
 ANSWERS = ("The product is forty-two.", "It stays the same.")
 SECOND_QUESTION = "And 7 * 6?"
-# Chat templates read reasoning from these keys: Qwen3 from the first, gpt-oss from the last.
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 # Marker that no chat template writes, which locates a message's content in a rendered text.
 _MARK = "0Assay0"
 
@@ -234,7 +233,8 @@ class TemplateConversation:
     def _thinking(self, reply: Mapping[str, Any], thought: str) -> dict[str, Any]:
         if not thought:
             return dict(reply)
-        if self.thought_key and not self.is_inline:
+        # A template with channels refuses reasoning in the content.
+        if self.thought_key and (not self.is_inline or self.renderer.form.lead):
             return {**reply, self.thought_key: thought}
         text = reply_text({"content": reply["content"], "reasoning": thought})
         # The template itself writes a separator before calls, so trailing space is removed.

@@ -144,9 +144,15 @@ def _played(
     slots = Slots(1, 1, LIMIT)
     slots.take(0, group, 0, 0, controller)
     history = conversation.messages(thinks)
-    for text, place in conversation.replies(thinks):
+    header = conversation.tokenizer.encode(
+        conversation.renderer.form.lead, add_special_tokens=False
+    )
+    for number, (text, place) in enumerate(conversation.replies(thinks)):
         before = history[:place]
         _, (reply,) = conversation.renderer.render_replies(before, [text], "conversation")
+        # After a tool's result, the same reply continues, so its channel has no second header.
+        if number == 1 and conversation.is_inline and reply[: len(header)].tolist() == header:
+            reply = reply[len(header) :]
         for token in reply.tolist():
             _record(slots, token)
             slots.ask(0, ends=token in eos_ids)

@@ -19,7 +19,8 @@ from functools import cache, cached_property, partial
 from queue import SimpleQueue
 from typing import Any, TypeGuard
 
-from assay.data.chat import think_switches, with_think_block
+from assay.data.chat import end_of_turn, think_switches, with_think_block
+from assay.data.reply_form import ReplyForm
 from assay.data.template import TemplateFailed, render_chat
 from assay.generate.base import InjectedTokens, Promise, SoFar
 from assay.generate.turns.tool import FREE, TurnEnvironment
@@ -109,6 +110,21 @@ class ChatFormatter:
         """Names of special and added tokens, such as the end-of-turn token."""
         tokenizer = self.tokenizer
         return {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+
+    @cached_property
+    def _last_end(self) -> int | None:
+        """End token of a last reply that the chat template replaces in earlier replies, or None.
+
+        A chat template with channels does so: gpt-oss ends the last reply with <|return|>, and
+        earlier replies with <|end|>.
+        """
+        has_channels = self.result is None and ReplyForm.of(self.tokenizer, FREE.open_tag).lead
+        return end_of_turn(self.tokenizer) if has_channels else None
+
+    def num_replaced(self, tokens: Sequence[int], newest: int) -> int:
+        """Return how many of the policy's newest tokens the injected tokens replace: 0 or 1."""
+        other_end = tokens[:1] != [newest] and tokens and tokens[0] in self.special_ids
+        return int(bool(other_end) and newest == self._last_end)
 
     def may_close(self, token: int) -> bool:
         """Return whether a turn may end in this token, so that the completion's text must be
@@ -246,4 +262,6 @@ class ReplyController:
         messages = self.environment.respond(said)
         if not messages:
             return None
-        return InjectedTokens(self.formatter.tokens(messages, newest, self.think), begins_turn=True)
+        tokens = self.formatter.tokens(messages, newest, self.think)
+        replaced = self.formatter.num_replaced(tokens, newest)
+        return InjectedTokens(tokens, replaced, begins_turn=True)
