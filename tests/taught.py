@@ -14,7 +14,9 @@ EOS = 257
 Pieces = list[tuple[str, bool]]
 
 
-def teach(folder: Path, pieces: Pieces, prompts: list[str], *others: Pieces) -> Path:
+def teach(
+    folder: Path, pieces: Pieces, prompts: list[str], *others: Pieces, hidden_size: int = 64
+) -> Path:
     """Save a tiny model that says the pieces behind each prompt; (text, whether it is learned).
 
     others: what it says as often in their place.
@@ -31,7 +33,7 @@ def teach(folder: Path, pieces: Pieces, prompts: list[str], *others: Pieces) -> 
     longest = max(map(len, rows))
     inputs = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
     targets = torch.tensor([row + [-100] * (longest - len(row)) for row in labels])
-    model: Any = tiny_model(hidden_size=64).train()
+    model: Any = tiny_model(hidden_size=hidden_size).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(150):
         loss = model(input_ids=inputs, labels=targets).loss

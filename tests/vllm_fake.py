@@ -57,12 +57,22 @@ class FakeEngine:
     def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         return [getattr(self.worker, method)(*args)]
 
-    def reset_prefix_cache(self) -> None:
-        self.caches_dropped += 1
+    def reset_prefix_cache(self) -> bool:
+        """As vLLM: the cache stays while a request uses it."""
+        self.caches_dropped += not self.waiting
+        return not self.waiting
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        """Refuses what vLLM refuses."""
         for value in vars(params).values():  # vLLM refuses what msgpack cannot hold
             assert value is None or type(value) in (bool, int, float, str, list, dict), value
+        tokens, most = prompt["prompt_token_ids"], self.config["vocab_size"]
+        assert tokens and all(type(one) is int and 0 <= one < most for one in tokens)
+        assert len(tokens) < (self.settings["max_model_len"] or len(tokens) + 1)
+        assert params.max_tokens >= 1 and 0 <= params.seed < 2**63
+        assert params.detokenize or not getattr(params, "stop", None), "stop strings need text"
+        assert len(params.logprob_token_ids or ()) <= self.settings["max_logprobs"]
+        assert name not in [one for one, _, _ in self.waiting], "a name of its own"
         self.asked.append((name, prompt["prompt_token_ids"], params))
         self.waiting.append(self.asked[-1])
 

@@ -102,6 +102,14 @@ def test_fixed_tokens_find_a_parameter_that_cannot_be_compared(
         engine.load_policy(Weights.of(model, 2))
 
 
+def test_keys_of_old_weights_are_not_kept(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not drop its prefix cache while a request uses it."""
+    engine = made(model := tiny_model())
+    monkeypatch.setattr(vllm.made[0], "reset_prefix_cache", lambda: False)
+    with pytest.raises(WorkerDied, match="stale: it keeps its prefix cache"):
+        engine.load_policy(Weights.of(model, 1))
+
+
 def test_other_bits_on_the_way_are_found(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(model := tiny_model())
     monkeypatch.setattr(vllm_engine, "fingerprint", lambda tensors: "another")

@@ -30,6 +30,8 @@ from assay.training.api import train
 from assay.verify.service import VerifierService
 
 QUESTIONS = [f"{n} * 7 = " for n in range(10, 20)]
+CALLS = [("<calculator>6*7</calculator>", True), ("=42;", False), ("42", True)]
+ASKED = [*QUESTIONS, *(f"{question}{{" for question in QUESTIONS)]
 PARTS = ("short", "usual")
 Rows = list[dict[str, Any]]
 
@@ -37,9 +39,7 @@ Rows = list[dict[str, Any]]
 @pytest.fixture(scope="session")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that calls the calculator once, and answers 42."""
-    said = [("<calculator>6*7</calculator>", True), ("=42;", False), ("42", True)]
-    asked = [*QUESTIONS, *(f"{question}{{" for question in QUESTIONS)]
-    return teach(tmp_path_factory.mktemp("caller") / "model", said, asked)
+    return teach(tmp_path_factory.mktemp("caller") / "model", CALLS, ASKED)
 
 
 @pytest.fixture(scope="module")
