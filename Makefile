@@ -11,6 +11,8 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMP := .venv/.complete
 ARGS ?=
+# Tests start hundreds of processes, which should not compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
@@ -59,10 +61,13 @@ lint: setup  ## check style (ruff), format (ruff) and types (pyright)
 	@$(BIN)/python -m ruff check .
 	@echo "lint: ruff format --check"
 	@$(BIN)/python -m ruff format --check .
-	@echo "lint: pyright"
-	@$(BIN)/python -m pyright
-	@echo "lint: pyright, strict on types, errors, host, endpoint, config, learn, verify and reward_models"
-	@$(BIN)/python -m pyright -p pyright-strict.json
+	@echo "lint: pyright, and beside it strict on types, errors, host, endpoint, config, learn, verify and reward_models"
+	@$(BIN)/python -m pyright --version >/dev/null
+	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; failed=0; \
+	$(BIN)/python -m pyright -p pyright-strict.json >"$$said" 2>&1 & \
+	$(BIN)/python -m pyright || failed=1; \
+	wait $$! || failed=1; \
+	cat "$$said"; exit $$failed
 
 docs: setup  ## build the pages as a site, in build/docs/site
 	@$(PIP_INSTALL) -e '.[docs]'

@@ -10,6 +10,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -309,7 +310,7 @@ def test_a_failed_alert_is_an_event_and_the_run_goes_on(tmp_path: Path) -> None:
     with Run.create(config, quiet=True) as run:
         listener = alerts.AlertListener(run, config.alerts or AlertsConfig())
         while not listener._failures:
-            pass
+            time.sleep(0.01)  # a busy loop would take the core that the command needs
         run.listen(listener)
         run.attach(learner=FakeLearner())
         take_steps(run, FakeLearner(), 2)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, install
+from ray_template import install as install_template
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A cluster of this machine, which runs join; without Ray the test is skipped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -21,6 +22,7 @@ def cluster() -> Iterator[Any]:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(here)  # actors find the modules of tests
+        install_template(tmp_path_factory.mktemp("template"))
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
         ray.init(address="local", num_cpus=16, object_store_memory=2**28, **options)
     yield ray

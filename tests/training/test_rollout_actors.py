@@ -18,6 +18,7 @@ from ray_nodes import PLAIN, Nodes, free_port
 from train_killer import fingerprint
 from train_worlds import World, rows_of
 
+from assay.cli import main
 from assay.config import ScaleConfig, ToolsConfig, TrainConfig
 from assay.errors import ConfigError, VerifierError
 from assay.scale import cluster as cluster_module
@@ -258,10 +259,19 @@ def test_rays_client_joins_too(world: World, monkeypatch: pytest.MonkeyPatch) ->
     assert differences(run_of(world, "plain"), world.folder / "runs" / "run") == []
 
 
-def test_an_address_where_nobody_answers_is_one_line(world: World) -> None:
-    ended = command(world, {**SCALE, "address": "localhost:9"})
-    assert ended.returncode == 2 and not (world.folder / "runs").exists()
-    (line,) = ended.stderr.splitlines()
+def test_an_address_where_nobody_answers_is_one_line(
+    world: World,
+    cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cluster, "is_initialized", lambda: False)  # a process in no cluster yet
+    path = world.config_file(world.tree(scale={**SCALE, "address": "localhost:9"}))
+    monkeypatch.setattr(sys, "argv", ["assay", "train", str(path), "--json"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and not (world.folder / "runs").exists()
+    (line,) = capsys.readouterr().err.splitlines()
     assert "run.toml:" in line and "scale.address: found 'localhost:9', where no cluster" in line
 
 

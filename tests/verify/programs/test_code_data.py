@@ -129,9 +129,9 @@ def _plain_python_passes(problem: Problem, program: str) -> bool:
     lines = [program, problem.spec.get("setup", "")]
     for test in problem.spec["tests"]:
         lines.append(test.get("assert") or f"{test['check']}\ncheck({problem.spec['entry_point']})")
-    limits = (
-        "import resource, random\nresource.setrlimit(resource.RLIMIT_CPU, (2, 2))\nrandom.seed(0)\n"
-    )
+    seconds = int(TIME_LIMIT)
+    limits = f"import resource, random\nresource.setrlimit(resource.RLIMIT_CPU, ({seconds},) * 2)\n"
+    limits += "random.seed(0)\n"
     source = "\n".join(lines).replace("\r\n", "\n")
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"{limits}exec({source!r}, {{'__name__': 'm'}})"],

@@ -46,19 +46,6 @@ def test_known_errors_are_as_described(error: Any) -> None:
     assert ("passed" if part.passed else "failed") == error.says
 
 
-def test_no_attack_passes_and_every_control_does() -> None:
-    suite = shipped_suites()["sql"]
-    cases = [case for problem in suite.problems for case in suite.cases(problem)]
-    parts = [judge_sql(case.problem, Completion.from_text(case.completion)) for case in cases]
-    accepted = [
-        (case.attack, case.completion[:200])
-        for case, part in zip(cases, parts, strict=True)
-        if bool(part.passed) is not case.honest
-    ]
-    assert not accepted
-    assert sum(not case.honest for case in cases) >= 40
-
-
 def test_components_say_how_far_a_query_came() -> None:
     found = {
         query: judge(query).components
