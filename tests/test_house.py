@@ -321,10 +321,13 @@ def prints(tree: ast.AST) -> list[str]:
     streams = re.compile(
         r"(print|(typer|click)\.(echo|secho)|sys\.(__)?std(out|err)(__)?\.\w*write\w*)"
     )
+    last = re.compile(r"print|echo|secho|\w*write\w*")  # of most calls the whole is never written
     return [
         f"{node.lineno} {ast.unparse(node.func)}"
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and streams.fullmatch(ast.unparse(node.func))
+        if isinstance(node, ast.Call)
+        and last.fullmatch(getattr(node.func, "attr", getattr(node.func, "id", "")))
+        and streams.fullmatch(ast.unparse(node.func))
     ]
 
 
