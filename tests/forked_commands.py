@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,25 +53,6 @@ def import_commands() -> None:
     import assay.verify.redteam.team  # noqa: F401
 
     torch.set_num_threads(1)
-
-
-def exit_code_of(work: Callable[[], object]) -> int:
-    """Do work in a fork, which need not import anything, and return its exit code."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setsid()
-            import torch
-
-            torch.set_num_threads(1)
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def run_forked(arguments: Sequence[str], folder: Path, patience: float) -> Ended:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forked_commands import exit_code_of
-
+import assay
 from assay.training.api import train
 
 CALL = "<{tool}>{input}</{tool}>"
@@ -28,18 +29,16 @@ def rollouts_of(run: Path | str) -> list[dict[str, Any]]:
 def check_a_kill_changes_nothing(
     whole: Mapping[str, Any], killed: Mapping[str, Any], **environment: str
 ) -> None:
-    """Train as both say, the second in a fork that ends itself in its second step; resume it.
+    """Train as both say, the second in a process that ends itself in its second step; resume it.
 
     environment: says to what is asked in the run when to end the process.
     """
-
-    def train_until_killed() -> None:
-        os.environ.update(environment)
-        train(dict(killed), quiet=True)
-
-    code = exit_code_of(train_until_killed)
+    program = f"from assay.training.api import train\ntrain({killed!r}, quiet=True)"
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(assay.__file__).parent.parent)])
+    around = os.environ | {"PYTHONPATH": paths} | environment
+    done = subprocess.run([sys.executable, "-c", program], env=around, check=False)
     run = Path(killed["run"]["directory"]) / killed["run"]["name"]
-    assert code == 9 and len(rollouts_of(run)) == 8
+    assert done.returncode == 9 and len(rollouts_of(run)) == 8
     train(resume=run, quiet=True)
     made = rollouts_of(train(whole, quiet=True).run)
     for row, other in zip(made, rollouts_of(run), strict=True):
