@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pydoc
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from assay.cli.console import (
     show,
 )
 from assay.errors import UserError, message
-from assay.host.terminal import escaped
+from assay.host.terminal import escaped, say
 
 
 @run_commands.command()
@@ -102,6 +103,16 @@ def view(
     from assay.report.viewer.view_server import serve_view
 
     serve_view(runs or [Path("runs")], port)
+
+
+@run_commands.command()
+def watch(run: Annotated[Path, typer.Argument(help="Run directory.")]) -> None:
+    """Follow a run in the terminal until it ends. The run is not disturbed."""
+    from assay.report.viewer.watch import watch as follow
+
+    # Ctrl-C is the usual end of this command, and the run continues.
+    with suppress(KeyboardInterrupt):
+        say(f"{run}: {follow(run)}")
 
 
 @run_commands.command()

@@ -200,7 +200,8 @@ class Progress:
     progress of sampling. Without a terminal or notebook, the display prints a line per step, at
     most one line every 5 s, and a line for each long work. A quiet display shows nothing.
     evaluate_every, max_minutes: configured values, from which the remaining time is estimated.
-    evaluations: evaluations so far. sampling: receives the generator's reports.
+    evaluations: evaluations so far. sampling: receives the generator's reports. below: lines under
+    the metrics of a display that is updated in place.
     """
 
     def __init__(
@@ -217,6 +218,7 @@ class Progress:
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
         self.evaluations: list[Row] = []
+        self.below: Sequence[ConsoleRenderable] = ()
         self._evaluate_every = evaluate_every
         self._ends = float("inf") if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._seconds_evaluating = 0.0
@@ -342,7 +344,7 @@ class Progress:
             numbers.append(f"{label} ", "dim").append(f"{value}   ")
         if len(self._rewards) > 1:
             numbers.append("reward ", "dim").append(sparkline(self._rewards), "green")
-        return Group(head, numbers)
+        return Group(head, numbers, *self.below)
 
 
 def _shown(metrics: Row) -> list[tuple[str, str]]:
