@@ -11,6 +11,7 @@ both rates, and the peak memory. Run the bench on an idle machine.
 With ``--memory`` the ranks start without Ray, with one thread each, and take supervised steps. Rank
 0, whose share is the largest, prints the memory of its weights and optimizer state, and the seconds
 of a step. ``--shard`` does the same with divided weights, and ``--ranks 1`` with one process.
+``--lora 16`` trains adapters of this rank.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch.multiprocessing.spawn import spawn
 from assay import train
 from assay.config import build
 from assay.learn.ranks import ALONE, Ranks
+from assay.learn.sharding import own_part
 from assay.model.load import load_model
 from assay.model.packing import pack
 from assay.training.row_schedule import GOOD
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--shard", action="store_true")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--lora", type=int, help="rank of adapters, with --memory or --shard")
     arguments = parser.parse_args()
     if arguments.shard or arguments.memory:
         with tempfile.TemporaryDirectory() as scratch:
@@ -95,8 +98,11 @@ def measure_memory(rank: int, arguments: argparse.Namespace, file: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     size = arguments.ranks
+    model: dict[str, Any] = {"path": arguments.model, "dtype": arguments.dtype}
+    if arguments.lora is not None:
+        model["lora"] = {"rank": arguments.lora}
     tree = {
-        "model": {"path": arguments.model, "dtype": arguments.dtype},
+        "model": model,
         "sft": {"traces": ["none.jsonl"]},
         "scale": {"learner_ranks": max(2, size), "shard": arguments.shard and size > 1},
     }
@@ -123,7 +129,7 @@ def measure_memory(rank: int, arguments: argparse.Namespace, file: str) -> None:
         seconds.append(time.perf_counter() - started)
     optimizer = learner.passes.optimizer
     held = {
-        "weights": [*optimizer.trained.values()],
+        "weights": [*map(own_part, learner.policy.parameters())],
         "state": [one for held in optimizer.rule.save()[0].values() for one in held.values()],
     }
     row = {f"{name}_mib": round(mib(tensors), 1) for name, tensors in held.items()}

@@ -35,9 +35,9 @@ class ScaleConfig(Section):
     its share of the groups. Ranks work only on CPUs. None: only the command learns."""
     shard: bool = False
     """Divide weights, gradients and optimizer state among the learner ranks (FSDP2). Supported in
-    [rl] and [sft], for training all weights of a model in float32 or bfloat16. The command also
-    keeps a whole copy of the weights, from which it samples. ``false``: every rank holds all
-    weights and gradients."""
+    [rl] and [sft], in float32 or bfloat16. With ``[model.lora]``, the frozen weights are divided,
+    and every rank holds the adapters. The command also keeps a whole copy of the weights, from
+    which it samples. ``false``: every rank holds all weights and gradients."""
     teacher_actors: Actors | None = None
     """Number of processes with the teacher (``[teacher]``), on any machine of the cluster. A
     teacher actor returns the `distill.keep_top` most probable tokens. The divergence is computed

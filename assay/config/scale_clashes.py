@@ -69,7 +69,6 @@ def _clashes_of_shards(config: Any) -> Iterator[str]:
 def unsupported_by_shards(config: Any) -> Iterator[str]:
     """Yield the settings of a configuration that sharded weights do not support."""
     unsupported = {
-        "[model.lora]": config.model.lora is not None or config.model.adapter is not None,
         "[teacher]": config.teacher is not None,
         'optimizer.name = "adamw_8bit"': config.optimizer.name == "adamw_8bit",
         'optimizer.state_dtype = "bfloat16"': config.optimizer.state_dtype != "float32",

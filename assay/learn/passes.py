@@ -276,7 +276,7 @@ class Passes:
         """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises
         RunError.
         """
-        if self.shards is None:
+        if self.shards is None or not self.shards.divides_trained:
             restore_weights(self.policy, folder)
         else:
             if self.ranks.rank == 0:
@@ -341,7 +341,8 @@ class PassesLearner:
     def digest(self) -> int:
         """Return a checksum of the first elements of every trained parameter."""
         # Ranks with sharded weights store different elements of each tensor.
-        if self.passes.shards is not None:
+        shards = self.passes.shards
+        if shards is not None and shards.divides_trained:
             return self.state_version
         # A step changes nearly all elements, so a few of them show whether ranks differ.
         crc = self.state_version
@@ -358,7 +359,7 @@ class PassesLearner:
         shards = self.passes.shards
         if shards is None:
             return Weights.of(self.passes.policy, self.policy_version)
-        if self._gathered != self.policy_version:
+        if shards.divides_trained and self._gathered != self.policy_version:
             self.gather()
         return Weights.of(shards.full, self.policy_version)
 

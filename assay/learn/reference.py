@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.errors import RunError, message
 from assay.learn.passes import Passes
-from assay.learn.sharding import local_part
+from assay.learn.sharding import own_part
 from assay.model.packing import Batch
 
 FILE = "reference.safetensors"
@@ -32,12 +32,12 @@ class Reference:
         self._model = model
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # The reference may include trained adapters, so disabling the adapters would be wrong.
-        self._held = {name: _own(p).clone() for name, p in self._trained.items()}
+        self._held = {name: own_part(p).clone() for name, p in self._trained.items()}
 
     def refresh(self) -> None:
         """Copy the weights of the current policy into the reference."""
         for name, parameter in self._trained.items():
-            self._held[name].copy_(_own(parameter))
+            self._held[name].copy_(own_part(parameter))
 
     @contextmanager
     def policy(self) -> Generator[nn.Module]:
@@ -64,7 +64,7 @@ class Reference:
         for name, parameter in self._trained.items():
             if hasattr(parameter, "to_local"):
                 # FSDP keeps the addresses of its memory, so the numbers themselves are exchanged.
-                own, held = _own(parameter), self._held[name]
+                own, held = own_part(parameter), self._held[name]
                 spare = own.clone()
                 own.copy_(held)
                 held.copy_(spare)
@@ -89,8 +89,3 @@ class Reference:
             raise RunError(message(str(path), f"{odd} in one only", accepted))
         for name, tensor in saved.items():
             self._held[name].copy_(tensor)
-
-
-def _own(parameter: nn.Parameter) -> Tensor:
-    """Return the memory of a parameter; for a sharded parameter, that of this rank's rows."""
-    return local_part(parameter) if hasattr(parameter, "to_local") else parameter.detach()

@@ -6,6 +6,7 @@ backward pass. Each rank stores and steps the float32 weights of its own rows on
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,12 @@ class Shards:
 
     model: the complete model, with the same weights in every rank. The constructor shards the model
     in place and frees the rows of other ranks. full: in rank 0, another copy of the model, which
-    receives the weights of all ranks for sampling and checkpoints; None in the other ranks. parts:
-    this rank's rows of each trained parameter, in float32.
+    receives the weights of all ranks for sampling and checkpoints (`copy_to_shard`); None in the
+    other ranks. parts: this rank's rows of each trained parameter, in float32.
+
+    With adapters, the frozen weights of the base model are sharded, in their own type. Every rank
+    holds the adapters whole, and ``parts`` is empty: adapters are reduced, stepped and saved as
+    without shards.
 
     Raises ModelError for a model without layers that can be sharded.
     """
@@ -46,10 +51,18 @@ class Shards:
         self.model, self.full, self.ranks = model, full, ranks
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self._root: Any = _Root(model)
-        _shard(self._root, self.dtype)
-        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        adapters = adapters_of(model)
+        _shard(self._root, self.dtype, adapters)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = {name: p for name, p in trained.items() if p not in adapters}
         self._shapes = {name: torch.Size(p.shape) for name, p in self._trained.items()}
         self.parts = {name: local_part(p) for name, p in self._trained.items()}
+
+    @property
+    def divides_trained(self) -> bool:
+        """Whether the trained weights are sharded, and not only the frozen weights under
+        adapters."""
+        return bool(self.parts)
 
     def stats(
         self, function: Callable[..., TokenStats], micro_batch: MicroBatch, **settings: Any
@@ -283,13 +296,35 @@ class _Root(nn.Module):
         return stats.logprobs_T.clone(), stats.entropy_T.clone(), stats.hidden_TD
 
 
+def adapters_of(model: nn.Module) -> set[nn.Parameter]:
+    """Return the trained parameters of a model that has frozen weights too; none of other
+    models."""
+    parameters = [*model.parameters()]
+    trained = {one for one in parameters if one.requires_grad}
+    return trained if len(trained) < len(parameters) else set()
+
+
+def copy_to_shard(model: nn.Module) -> nn.Module:
+    """Return a copy of a model for `Shards`, which has the adapters in common with the model."""
+    # The model samples with the adapters that the copy trains, so adapters are never gathered.
+    return copy.deepcopy(model, {id(one): one for one in adapters_of(model)})
+
+
 def local_part(tensor: Any) -> Tensor:
     """Return this rank's rows of a sharded tensor, which share its memory."""
     return tensor.detach().to_local()
 
 
-def _shard(root: Any, dtype: torch.dtype) -> None:
-    """Shard the layers of a model and then its other weights, in float32."""
+def own_part(tensor: Any) -> Tensor:
+    """Return this rank's rows of a sharded tensor, and any other tensor whole."""
+    return local_part(tensor) if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def _shard(root: Any, dtype: torch.dtype, adapters: set[nn.Parameter]) -> None:
+    """Shard the layers of a model and then its other weights, except adapters.
+
+    Trained weights are stored in float32, and frozen weights in their own type.
+    """
     # The import is optional, because some builds of torch have no distributed part, and a single
     # process does not need it.
     from torch.distributed.device_mesh import DeviceMesh
@@ -303,16 +338,22 @@ def _shard(root: Any, dtype: torch.dtype) -> None:
     world: Any = dist.group.WORLD
     mesh = DeviceMesh.from_group(world, "cpu")
     policy = MixedPrecisionPolicy()
-    if dtype != torch.float32:
+    if dtype != torch.float32 and not adapters:
         # The stored weights are the float32 master weights, and gradients are summed in float32.
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in (*layers, root):
         for parameter in module.parameters():
             # Each part is converted to float32 just before the other rows of its tensor are freed.
-            if parameter.dtype != torch.float32:
+            if parameter.dtype != torch.float32 and not adapters:
                 parameter.data = parameter.data.float()
         # Weights that stay gathered after a pass without gradient would miss the next step.
-        sharded: Any = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy)
+        sharded: Any = fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=policy,
+            ignored_params=adapters,
+        )
         # A loss has the normalizers of the whole batch, so gradients are summed and not averaged.
         sharded.set_gradient_divide_factor(1.0)
         # Sum reduction is forced, because Gloo has no reduction that multiplies by a factor.

@@ -24,17 +24,21 @@ class Weights:
     """Tensors of a policy at one version, by their names in the module's `state_dict`.
 
     `Weights.of` returns the live tensors, so a generator that shares these tensors loads nothing.
-    fingerprint: hash that `sealed` sets for a copy that is sent; None if not computed.
+    fingerprint: hash that `sealed` sets for a copy that is sent; None if not computed. frozen:
+    names of tensors that training does not change.
     """
 
     version: int
     tensors: Mapping[str, Tensor]
     fingerprint: str | None = None
+    frozen: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, model: nn.Module, version: int) -> Weights:
         """Return the live weights of a model without a copy."""
-        return cls(version, model.state_dict())
+        named = model.named_parameters(remove_duplicate=False)
+        frozen = frozenset(name for name, one in named if not one.requires_grad)
+        return cls(version, model.state_dict(), frozen=frozen)
 
     def sealed(self) -> Weights:
         """Return the weights with their fingerprint, which `load_into` checks after the

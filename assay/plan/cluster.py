@@ -48,6 +48,11 @@ class ClusterModel:
     num_trained: int
     num_layers: int
 
+    @property
+    def trains_all(self) -> bool:
+        """Whether all weights are trained, and not only adapters."""
+        return self.sent_bytes == self.weight_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlacement:
@@ -119,6 +124,8 @@ def costs_on(
     weights = gather_seconds(gpu, ranks, model.weight_bytes, model.num_layers)
     moved = 0.0 if where.shared else model.sent_bytes
     transfer = broadcast_seconds(gpu, where, moved) if moved else 0.0
+    # Adapters are never sharded, so their gradients are reduced as without shards.
+    divides_trained = where.shard and model.trains_all
     # Without shards, each rank sends the slice that it stepped to the other ranks.
     stepped = gather_seconds(gpu, ranks, model.sent_bytes) if divides_state else 0.0
     return ClusterCosts(
@@ -130,10 +137,10 @@ def costs_on(
         score_token=units.teacher_token,
         # An all-reduce is a reduce-scatter and an all-gather. Sharded gradients are only scattered,
         # once for each micro-batch, and weights are gathered for the forward and the backward pass.
-        reduce=0.0 if where.shard else 2 * gradients + stepped,
-        gather=2 * weights + gradients if where.shard else 0.0,
+        reduce=0.0 if divides_trained else 2 * gradients + stepped,
+        gather=2 * weights + (gradients if divides_trained else 0.0) if where.shard else 0.0,
         # The command gathers a whole copy of sharded weights before it sends the copy.
-        transfer=transfer + (weights if where.shard else 0.0),
+        transfer=transfer + (weights if divides_trained else 0.0),
         load=model.sent_bytes / gpu.bandwidth if moved else 0.0,
     )
 

@@ -55,10 +55,14 @@ class Opening:
 
 @dataclass(frozen=True)
 class Sent:
-    """Serialized weights of the policy: byte arrays in the shared memory of the object store."""
+    """Serialized weights of the policy: byte arrays in the shared memory of the object store.
+
+    frozen: names of tensors that are not sent, because the receiver has loaded the same model.
+    """
 
     version: int
     tensors: Mapping[str, tuple[str, tuple[int, ...], np.ndarray]]
+    frozen: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, weights: Weights) -> Sent:
@@ -66,16 +70,18 @@ class Sent:
         found: dict[str, tuple[str, tuple[int, ...], np.ndarray]] = {}
         arrays: dict[Hashable, np.ndarray] = {}
         for name, tensor in weights.tensors.items():
+            if name in weights.frozen:
+                continue
             # numpy has no bfloat16, so the elements of the arrays are bytes.
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             kind = str(tensor.dtype).removeprefix("torch.")
             array = arrays.setdefault(memory_of(tensor), flat.numpy())
             found[name] = kind, tuple(tensor.shape), array
-        return cls(weights.version, found)
+        return cls(weights.version, found, weights.frozen)
 
     def weights(self) -> Weights:
-        """Return the weights as tensors on the read-only memory of the object store, without a
-        copy.
+        """Return the sent weights as tensors on the read-only memory of the object store, without
+        a copy.
         """
         with warnings.catch_warnings():
             # torch warns about read-only memory, but the engine only reads these tensors.
@@ -84,7 +90,7 @@ class Sent:
                 name: torch.from_numpy(data).view(getattr(torch, kind)).reshape(shape)
                 for name, (kind, shape, data) in self.tensors.items()
             }
-        return Weights(self.version, tensors)
+        return Weights(self.version, tensors, frozen=self.frozen)
 
 
 @dataclass(frozen=True)
@@ -144,9 +150,13 @@ class RolloutActor:
 
         Completions in progress are interrupted, and continue with the new weights.
         """
-        engine = self._ready()
+        engine, weights = self._ready(), sent.weights()
+        if weights.frozen and isinstance(engine, Engine):
+            own = engine.tensors()
+            kept = {name: own[name] for name in weights.frozen}
+            weights = replace(weights, tensors={**weights.tensors, **kept})
         with self._background().paused():
-            engine.load_policy(sent.weights())
+            engine.load_policy(weights)
             return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
 
     def begin(self, asked: ShareAsked) -> None:

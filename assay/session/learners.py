@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from assay.config import RLConfig, TrainConfig
 from assay.config.preference import Preference
-from assay.errors import ConfigError, message
 from assay.learn.algorithms import Algorithm
 from assay.learn.optimizer import Optimizer, peak_learning_rate
 from assay.learn.passes import Passes
 from assay.learn.preference_update import PreferenceLearner
 from assay.learn.ranks import ALONE, Ranks
-from assay.learn.sharding import ShardedOptimizer, Shards
+from assay.learn.sharding import ShardedOptimizer, Shards, copy_to_shard
 from assay.learn.spans import AnyTeacher
 from assay.learn.update import PolicyLearner
 from assay.model.load import LoadedModel
@@ -95,7 +93,8 @@ def make_passes(
     steps = (config.optimizer, total_steps, config.stage, ranks)
     shards = shards_of(loaded, ranks) if config.scale.shard else None
     model = loaded.model if shards is None else shards.model
-    optimizer = Optimizer(model, *steps) if shards is None else ShardedOptimizer(shards, *steps)
+    divided = shards is not None and shards.divides_trained
+    optimizer = ShardedOptimizer(shards, *steps) if divided else Optimizer(model, *steps)
     return Passes(
         model,
         optimizer,
@@ -115,12 +114,9 @@ def shards_of(loaded: LoadedModel, ranks: Ranks) -> Shards:
     """Return the shards of a model's weights. Rank 0 keeps the whole loaded model, from which it
     samples.
     """
-    if hasattr(loaded.model, "disable_adapter"):
-        found = f"true with the adapters of {loaded.name}"
-        raise ConfigError(message("scale.shard", found, "false, or a model without adapters"))
     if ranks.rank:
         return Shards(loaded.model, ranks)
-    return Shards(copy.deepcopy(loaded.model), ranks, loaded.model)
+    return Shards(copy_to_shard(loaded.model), ranks, loaded.model)
 
 
 def rate_words(config: TrainConfig, model: Any) -> str:

@@ -15,7 +15,7 @@ from rank_processes import RankProcesses
 from test_preference_update import some_pairs
 from test_reward_update import groups_of
 
-from assay.config import CriticConfig, OptimizerConfig
+from assay.config import CriticConfig, LoraConfig, OptimizerConfig
 from assay.errors import RunError, WorkerDied
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, preference
@@ -27,8 +27,9 @@ from assay.learn.ranks import ALONE, Ranks
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
 from assay.learn.sft_update import SFTLearner
-from assay.learn.sharding import ShardedOptimizer, Shards
+from assay.learn.sharding import ShardedOptimizer, Shards, copy_to_shard, own_part
 from assay.learn.update import PolicyLearner
+from assay.model.adapters import add_adapter
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
 from assay.testing import tiny_model
@@ -228,28 +229,34 @@ def build_sharded(
     stage: str, settings: dict[str, Any], dtype: torch.dtype, ranks: Ranks = ALONE
 ) -> Any:
     """A learner whose weights are sharded if there are several ranks."""
-    model, optimizer = a_model().to(dtype), STEEP
-    shards = None
+    model, shards = a_model().to(dtype), None
+    if settings.get("adapters"):
+        model = add_adapter(model, LoraConfig(rank=2), 0)
     if ranks.size > 1:
-        full = None if ranks.rank else a_model().to(dtype)
-        shards = Shards(model, ranks, full)
-        steps = ShardedOptimizer(shards, optimizer, 100, stage, ranks)
-    else:
-        steps = Optimizer(model, optimizer, 100, stage)
+        copied = copy_to_shard(model)
+        shards = Shards(copied, ranks, None if ranks.rank else model)
+        model = copied
+    divided = shards is not None and shards.divides_trained
+    kind: Any = partial(ShardedOptimizer, shards) if divided else partial(Optimizer, model)
+    steps = kind(STEEP, 100, stage, ranks)
     of_passes = {"lean": False, "layout": "plain", "ranks": ranks, "shards": shards}
     of_passes |= {key: settings[key] for key in settings.keys() & PASSES}
     passes = Passes(model, steps, section=stage, **of_passes)
     if stage == "sft":
         return SFTLearner(passes)
-    others = {key: value for key, value in settings.items() if key not in PASSES}
+    others = {key: value for key, value in settings.items() if key not in {*PASSES, "adapters"}}
     return PolicyLearner(passes, algorithm("grpo", kl_weight=0.1), total_steps=100, **others)
 
 
+ADAPTERS: dict[str, Any] = {"adapters": True}
 SHARDED: dict[str, tuple[str, int, dict[str, Any]]] = {
     "reference and epochs": ("rl", 2, {"num_minibatches": 2, "epochs": 2}),
     "many micro-batches": ("rl", 3, {"max_tokens_per_micro_batch": 12}),
     "layers computed again": ("rl", 2, {"activation_checkpointing": True}),
     "supervised": ("sft", 3, {}),
+    "adapters, reference and epochs": ("rl", 3, {"num_minibatches": 2, "epochs": 2, **ADAPTERS}),
+    "adapters, layers computed again": ("rl", 2, {"activation_checkpointing": True, **ADAPTERS}),
+    "adapters, supervised": ("sft", 2, ADAPTERS),
 }
 PASSES = {"max_tokens_per_micro_batch", "activation_checkpointing"}
 
@@ -266,12 +273,12 @@ def test_sharded_ranks_take_the_step_of_one(
             wanted, found = (learn_once(one, seed) for one in (alone, learner))
             assert found.metrics == pytest.approx(wanted.metrics, rel=2e-3, abs=1e-5, nan_ok=True)
         held = learner.weights()
-        parts = learner.passes.shards.parts
+        parts = [own_part(one) for one in learner.policy.parameters() if hasattr(one, "to_local")]
         assert held.version == alone.policy_version
         assert_same(
             weights(learner.passes.shards.full), weights(alone.policy), rtol=1e-3, atol=2e-4
         )
-        assert sum(map(torch.numel, parts.values())) < 1.2 * alone.policy.num_parameters() / size
+        assert sum(map(torch.numel, parts)) < 1.2 * alone.policy.num_parameters() / size
 
 
 def learn_once(learner: Any, seed: int) -> Update:
@@ -281,12 +288,14 @@ def learn_once(learner: Any, seed: int) -> Update:
     return learner.update(batch, compute_advantages(batch, learner.algorithm))
 
 
+@pytest.mark.parametrize("settings", [{}, ADAPTERS], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sharded_checkpoint_is_loaded_by_any_number_of_ranks(
-    dtype: torch.dtype, processes: RankProcesses, tmp_path: Path
+    dtype: torch.dtype, settings: dict[str, Any], processes: RankProcesses, tmp_path: Path
 ) -> None:
     """And by one process. With the same number of ranks, the next step has equal bits."""
-    make, saved = partial(build_sharded, "sft", {}, dtype), tmp_path / "saved"
+    make, saved = partial(build_sharded, "sft", settings, dtype), tmp_path / "saved"
+    model = "adapter_model.safetensors" if settings else "model.safetensors"
     saved.mkdir()
     with processes.learner(make, 3, tmp_path) as learner:
         learn_once(learner, 0)
@@ -300,7 +309,7 @@ def test_a_sharded_checkpoint_is_loaded_by_any_number_of_ranks(
             again = tmp_path / f"again-{size}"
             again.mkdir()
             learner.save_state(again)
-            for file in ("model.safetensors", "optimizer.safetensors"):
+            for file in (model, "optimizer.safetensors"):
                 assert (again / file).read_bytes() == (saved / file).read_bytes()
             found = learn_once(learner, 1)
             if size == 3:

@@ -74,6 +74,15 @@ def test_tied_tensors_are_sent_once_and_hash_as_if_they_were_apart() -> None:
     assert fingerprint(Sent.of(Weights(1, tensors)).weights().tensors) == fingerprint(apart)
 
 
+def test_frozen_weights_are_not_sent() -> None:
+    model = tiny_model()
+    model.requires_grad_(False)
+    model.model.norm.weight.requires_grad_(True)
+    sent = Sent.of(Weights.of(model, 3)).weights()
+    assert sent.tensors.keys() == {"model.norm.weight"}
+    assert sent.tensors.keys() | sent.frozen == model.state_dict().keys()
+
+
 def test_weights_that_were_changed_on_the_way_are_refused() -> None:
     weights = Weights.of(tiny_model(seed=1), 4).sealed()
     weights.tensors["model.norm.weight"].data.add_(1.0)

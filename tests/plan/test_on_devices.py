@@ -162,6 +162,19 @@ def test_sharded_weights_divide_the_state_and_keep_a_whole_copy_on_the_first_ran
     assert "kv_cache" in shared
 
 
+def test_sharded_frozen_weights_leave_adapters_whole_in_every_rank() -> None:
+    lora = {"path": "m", "lora": {"rank": 8}}
+    model = DevicesModel(H100, config(model=lora, algorithm={"kl_weight": 0.1}), TINY)
+    whole, shard = ClusterPlacement(4, 4), ClusterPlacement(4, 4, shard=True)
+    one, other = model.learner_memory(whole).parts, model.learner_memory(shard).parts
+    for name in ("gradients", "reference", "master", "optimizer"):
+        assert one.get(name) == other.get(name)
+    assert one["gradients"] > 0
+    unlike, alike = model.costs(whole), model.costs(shard)
+    assert alike.reduce == unlike.reduce > 0 and alike.transfer == unlike.transfer
+    assert alike.gather > 0 == unlike.gather
+
+
 def large(num_layers: int) -> Any:
     """A shape of about 250M weights a layer, so that few layers are too many for small GPUs."""
     return Qwen2Config(

@@ -68,7 +68,7 @@ def check_same_training(run: Path, plain: Path) -> None:
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    found = max((run / "checkpoints").glob("step-*")).glob("**/model.safetensors")
+    found = max((run / "checkpoints").glob("step-*")).glob("**/*model.safetensors")
     return load_file(min(found, key=lambda file: len(file.parts)))  # the critic's is deeper
 
 

@@ -23,7 +23,7 @@ from assay.config import ScaleConfig, ToolsConfig, TrainConfig
 from assay.errors import ConfigError, VerifierError
 from assay.scale import cluster as cluster_module
 from assay.scale import rollouts, verifying
-from assay.scale.rollout_actor import Loaded, Opening, RolloutActor
+from assay.scale.rollout_actor import Loaded, Opening, RolloutActor, Sent
 from assay.training.api import evaluate, train
 from assay.types import Problem
 
@@ -88,6 +88,24 @@ def test_two_actors_give_the_bits_of_one_process(
     monkeypatch.setattr("assay.session.assemble.actors_for", without_actors)
     heldout = str(world.folder / "heldout.jsonl")
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
+
+
+def test_actors_receive_adapters_only_and_give_the_bits_of_one_process(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[set[str]] = []
+    make = Sent.of
+
+    def seen(weights: Any) -> Sent:
+        found = make(weights)
+        sent.append({*found.tensors})
+        return found
+
+    monkeypatch.setattr(Sent, "of", seen)
+    lora = {**world.tree()["model"], "lora": {"rank": 2}}
+    run = run_of(world, "two", scale={"rollout_actors": 1}, model=lora)
+    assert differences(run_of(world, "plain", model=lora), run) == [] and not lost_in(run)
+    assert len(sent) > 2 and all(".lora_" in name for names in sent for name in names)
 
 
 GAME = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from train_worlds import World, rows_of
 
 from assay.config import dump
 from assay.errors import ConfigError
-from assay.learn.ranks import Ranks
-from assay.session.learners import shards_of
 from assay.training.api import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -94,15 +91,28 @@ def sharded(make: Callable[[World], Tree]) -> Callable[[World], Tree]:
     return tree
 
 
+def adapted(make: Callable[[World], Tree]) -> Callable[[World], Tree]:
+    """Only adapters are trained."""
+
+    def tree(world: World) -> Tree:
+        found = make(world)
+        return {**found, "model": {**found["model"], "lora": {"rank": 2}}}
+
+    tree.__name__ = f"adapted {make.__name__}"
+    return tree
+
+
 @pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize(
     ("make", "size"),
     [
         (with_reference, 2),
         (sharded(with_reference), 2),
+        (sharded(adapted(with_reference)), 2),
         (with_critic, 2),
         (traces, 2),
         (sharded(traces), 3),
+        (sharded(adapted(traces)), 3),
         (pairs, 2),
         (desirable, 3),
         (sampled_pairs, 2),
@@ -122,13 +132,19 @@ def test_ranks_train_as_one_process_and_resume_to_equal_bits(
         tree["scale"] = {**tree.get("scale", {}), "learner_ranks": ranks} if ranks > 1 else {}
         return Path(train(tree, quiet=True).run)
 
-    whole = run_of("ranks", size)
-    check_same_training(whole, run_of("plain", 1))
+    whole, plain = run_of("ranks", size), run_of("plain", 1)
+    check_same_training(whole, plain)
+    assert saved_files(whole) == saved_files(plain)
     part = run_of("part", size, max_minutes=1e-9)
     assert len(rows_of(part, "metrics")) == 1
     train(resume=part, overrides=["run.max_minutes="], quiet=True)
     mine, wanted = weights_of(part), weights_of(whole)
     assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+def saved_files(run: Path) -> list[str]:
+    newest = max((run / "checkpoints").glob("step-*"))
+    return sorted(str(file.relative_to(newest)) for file in newest.rglob("*"))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +167,6 @@ def test_more_ranks_than_groups_are_refused(
 SHARDED = {"learner_ranks": 2, "shard": True}
 REFUSED: list[tuple[Callable[[World], Tree], Tree, str]] = [
     (traces, {"scale": {"shard": True}}, "found true; accepted: false without learner ranks"),
-    (traces, {"model": {"lora": {"rank": 2}}}, "found true with [model.lora]"),
     (traces, {"optimizer": {"name": "adamw_8bit"}}, 'with optimizer.name = "adamw_8bit"'),
     (traces, {"optimizer": {"state_dtype": "bfloat16"}}, "found true with optimizer.state_dtype"),
     (
@@ -181,9 +196,3 @@ def test_what_sharded_weights_do_not_support_is_refused_before_weights_are_loade
         train(tree, quiet=True)
     said = str(caught.value)
     assert "scale.shard: found true" in said and words in said and "\n" not in said
-
-
-def test_adapters_that_the_model_s_folder_holds_are_refused() -> None:
-    loaded: Any = SimpleNamespace(model=SimpleNamespace(disable_adapter=None), name="tuned")
-    with pytest.raises(ConfigError, match=r"scale\.shard: found true with the adapters of tuned"):
-        shards_of(loaded, Ranks(1, 2))

@@ -63,7 +63,8 @@ SAMPLER = ("weights", "slack", *SAMPLED_ONLY)
 STATE = ("master", "optimizer")
 """Parts of the memory that all learner ranks divide, except with 8-bit AdamW."""
 DIVIDED = ("weights", "reference", "gradients", *STATE)
-"""Parts of the memory that sharded weights divide among the ranks."""
+"""Parts of the memory that sharded weights divide among the ranks. With adapters, which are whole
+in every rank, only the first part and `STATE` are divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +317,17 @@ class DevicesModel:
         if self.divides_state and not where.shard:
             parts |= {n: parts[n] / where.learners for n in STATE if n in parts}
         if where.shard:
-            parts |= {n: parts[n] / where.learners for n in DIVIDED if n in parts}
+            trains_all = self.facts.trains_all
+            divided = DIVIDED if trains_all else ("weights", *(STATE if self.divides_state else ()))
+            parts |= {n: parts[n] / where.learners for n in divided if n in parts}
             # Each rank's rows of the reference are float32, as those of the weights.
-            if "reference" in parts:
+            if "reference" in parts and trains_all:
                 parts["reference"] *= (
                     GRADIENT_BYTES * self.facts.num_trained / self.facts.sent_bytes
                 )
             # Rank 0 keeps a whole copy, and the embedding stays whole with its gradient.
             table = self.skeleton.get_input_embeddings().weight
-            whole = table.numel() * (table.element_size() + GRADIENT_BYTES)
+            whole = table.numel() * (table.element_size() + (GRADIENT_BYTES if trains_all else 0))
             layer = (self.facts.weight_bytes - table.numel() * table.element_size()) / max(
                 1, self.facts.num_layers
             )
