@@ -135,7 +135,8 @@ def measure_memory(rank: int, arguments: argparse.Namespace, file: str) -> None:
     row = {f"{name}_mib": round(mib(tensors), 1) for name, tensors in held.items()}
     taken = {"ranks": size, "rank": rank, **row, "seconds": round(statistics.median(seconds), 2)}
     print(json.dumps(taken | {"tokens": batch.num_tokens}), flush=True)
-    ranks.dismiss()
+    if size > 1:
+        ranks.dismiss()
 
 
 def mib(tensors: list[torch.Tensor]) -> float:

@@ -146,16 +146,18 @@ class Critic:
     def save_state(self, folder: Path) -> None:
         """Write ``critic/``: head, optimizer state, and the value model in Hugging Face layout."""
         place = folder / FOLDER
-        if not self.passes.ranks.rank:
-            place.mkdir(parents=True, exist_ok=True)
+        with self.passes.ranks.in_step():
+            if not self.passes.ranks.rank:
+                place.mkdir(parents=True, exist_ok=True)
         if self.own is not None:
             # The head is written into the score layer: the folder loads as a reward model, too.
             self.own.write_score()
             self.passes.save_state(place)
         else:
             self.optimizer.save_state(place)
-        if not self.passes.ranks.rank:
-            self.head.save(place)
+        with self.passes.ranks.in_step():
+            if not self.passes.ranks.rank:
+                self.head.save(place)
 
     def load_state(self, folder: Path) -> None:
         """Restore the critic from `save_state`, bit for bit. Raises RunError."""

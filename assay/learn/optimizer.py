@@ -221,9 +221,10 @@ class Optimizer:
         if self._slices is not None:
             assert isinstance(self.rule, AdamW)
             state = self._slices.collected(self.rule)
-        if self.ranks.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_state(folder / STATE_FILE, state, plain, self.num_steps)
+        with self.ranks.in_step():
+            if self.ranks.rank == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                write_state(folder / STATE_FILE, state, plain, self.num_steps)
 
     def load_state(self, folder: Path) -> None:
         """Restore the state of `save_state`, bit for bit.

@@ -265,12 +265,11 @@ class Passes:
         if self.shards is not None:
             self.shards.gather()
         self.optimizer.save_state(folder)
-        if not self.ranks.rank:
-            if self.tokenizer is None:
-                policy.save_pretrained(folder)
-            else:
+        with self.ranks.in_step():
+            if self.ranks.rank == 0 and self.tokenizer is not None:
                 save_model(policy, self.tokenizer, folder)
-        self.ranks.await_first()
+            elif self.ranks.rank == 0:
+                policy.save_pretrained(folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises
@@ -279,9 +278,9 @@ class Passes:
         if self.shards is None or not self.shards.divides_trained:
             restore_weights(self.policy, folder)
         else:
-            if self.ranks.rank == 0:
-                restore_weights(self.shards.full, folder)
-            self.ranks.await_first()
+            with self.ranks.in_step():
+                if self.ranks.rank == 0:
+                    restore_weights(self.shards.full, folder)
             self.shards.scatter()
         self.optimizer.load_state(folder)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +49,8 @@ class Ranks:
         self.rank, self.size = rank, size
         self._depth = 0
         self._is_broken = False
+        # Whether all ranks have left the current call because of an error in one of them.
+        self._has_ended_together = False
         self._calls: Any = None
         self._reason: Callable[[str], str] = str
 
@@ -177,6 +179,7 @@ class Ranks:
         sent."""
         is_outer = self._depth == 0
         self._depth += 1
+        self._has_ended_together = False
         try:
             if is_outer and self.size > 1 and self.rank == 0:
                 if self._is_broken:
@@ -187,7 +190,7 @@ class Ranks:
         except BaseException:
             # No call is sent, because the other ranks are still inside the failed call and cannot
             # receive a further call.
-            self._is_broken = True
+            self._is_broken = not self._has_ended_together
             raise
         finally:
             self._depth -= 1
@@ -199,6 +202,40 @@ class Ranks:
             self._send(None)
         elif self.divides:
             self._receive()
+
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        """Let all ranks wait for each other at the end of the ``with`` block, and let an error of
+        one rank end the current call in all ranks.
+
+        The block must not contain an operation that connects the ranks. Rank 0 raises its own
+        error, or else the first error of the other ranks, as OSError or RunError. The ranks can
+        make further calls afterwards.
+        """
+        if not self.divides:
+            yield
+            return
+        own: Exception | None = None
+        try:
+            yield
+        except Exception as error:  # libraries that write files have exceptions of their own
+            own = error
+        self.await_first()
+        # Errors of other processes are sent as text, because not every error can be pickled.
+        facts = None if own is None else _facts(own)
+        failures = self.gather(facts)
+        found = [(rank, one) for rank, one in enumerate(failures) if one is not None]
+        if not found:
+            return
+        self._has_ended_together = True
+        if self.rank:
+            raise _CallEnded from own
+        if own is not None:
+            raise own
+        rank, (number, text, file) = found[0]
+        if number is None:
+            raise RunError(f"learner rank {rank}: {text}")
+        raise OSError(number, f"{text} (learner rank {rank})", file or "writing")
 
     def check_same(self, what: str, value: object) -> None:
         """Raise WorkerDied if a value differs between ranks."""
@@ -217,7 +254,8 @@ class Ranks:
         """Repeat the calls of rank 0 on this rank's learner until rank 0 leaves."""
         while (call := self._receive()) is not None:
             name, args, kwargs = call
-            getattr(learner, name)(*args, **kwargs)
+            with suppress(_CallEnded):
+                getattr(learner, name)(*args, **kwargs)
 
     def dismiss(self) -> bool:
         """End `follow` on the other ranks. Returns False if the other ranks are still inside a call
@@ -259,6 +297,18 @@ class Ranks:
         with self.waiting("the next call"):
             dist.broadcast_object_list(found, src=0, group=self._calls)
         return found[0]
+
+
+def _facts(error: Exception) -> tuple[int | None, str, str | None]:
+    """Return (errno, text, file) of an error; errno and file are None for other errors than those
+    of the system."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno, error.strerror or cause(error), error.filename and str(error.filename)
+    return None, cause(error)[:300], None
+
+
+class _CallEnded(Exception):
+    """The current call has ended in all ranks because of an error in one of them."""
 
 
 ALONE = Ranks()

@@ -240,8 +240,9 @@ class ShardedOptimizer(Optimizer):
                 )
                 if name in whole:
                     whole[name][LOWER] = lower
-        if self.ranks.rank == 0:
-            write_state(folder / STATE_FILE, whole, plain, self.num_steps)
+        with self.ranks.in_step():
+            if self.ranks.rank == 0:
+                write_state(folder / STATE_FILE, whole, plain, self.num_steps)
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:

@@ -243,9 +243,10 @@ class PolicyLearner(PassesLearner):
         if self.critic is not None:
             state["critic_updates"] = self.critic.num_updates
             self.critic.save_state(folder)
-        if state and self.passes.ranks.rank == 0:
-            text = json.dumps(state, sort_keys=True)
-            (folder / STATE_FILE).write_text(text, encoding="utf-8")
+        with self.passes.ranks.in_step():
+            if state and self.passes.ranks.rank == 0:
+                text = json.dumps(state, sort_keys=True)
+                (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
     def load_state(self, folder: Path) -> None:
         """Restore a state that `save_state` wrote, bit for bit, into the live policy. Raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ from rank_processes import RankProcesses
 from test_preference_update import some_pairs
 from test_reward_update import groups_of
 
-from assay.config import CriticConfig, LoraConfig, OptimizerConfig
-from assay.errors import RunError, WorkerDied
+from assay.config import CriticConfig, OptimizerConfig
+from assay.errors import WorkerDied
 from assay.learn.advantages import compute_advantages
 from assay.learn.algorithms import ALGORITHMS, Algorithm, algorithm, preference
 from assay.learn.base import Update
@@ -26,10 +27,6 @@ from assay.learn.preference_update import PreferenceLearner
 from assay.learn.ranks import ALONE, Ranks
 from assay.learn.reward_losses import RewardObjective
 from assay.learn.reward_update import RewardLearner
-from assay.learn.sft_update import SFTLearner
-from assay.learn.sharding import ShardedOptimizer, Shards, copy_to_shard, own_part
-from assay.learn.update import PolicyLearner
-from assay.model.adapters import add_adapter
 from assay.model.packing import Batch
 from assay.model.score_head import with_score_head
 from assay.testing import tiny_model
@@ -225,149 +222,6 @@ def test_reward_model_steps_are_those_of_one(
         assert_same(weights(learner.policy), weights(alone.policy), rtol=1e-3, atol=2e-4)
 
 
-def build_sharded(
-    stage: str, settings: dict[str, Any], dtype: torch.dtype, ranks: Ranks = ALONE
-) -> Any:
-    """A learner whose weights are sharded if there are several ranks."""
-    model, shards = a_model().to(dtype), None
-    if settings.get("adapters"):
-        model = add_adapter(model, LoraConfig(rank=2), 0)
-    if ranks.size > 1:
-        copied = copy_to_shard(model)
-        shards = Shards(copied, ranks, None if ranks.rank else model)
-        model = copied
-    divided = shards is not None and shards.divides_trained
-    kind: Any = partial(ShardedOptimizer, shards) if divided else partial(Optimizer, model)
-    steps = kind(STEEP, 100, stage, ranks)
-    of_passes = {"lean": False, "layout": "plain", "ranks": ranks, "shards": shards}
-    of_passes |= {key: settings[key] for key in settings.keys() & PASSES}
-    passes = Passes(model, steps, section=stage, **of_passes)
-    if stage == "sft":
-        return SFTLearner(passes)
-    others = {key: value for key, value in settings.items() if key not in {*PASSES, "adapters"}}
-    return PolicyLearner(passes, algorithm("grpo", kl_weight=0.1), total_steps=100, **others)
-
-
-ADAPTERS: dict[str, Any] = {"adapters": True}
-SHARDED: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "reference and epochs": ("rl", 2, {"num_minibatches": 2, "epochs": 2}),
-    "many micro-batches": ("rl", 3, {"max_tokens_per_micro_batch": 12}),
-    "layers computed again": ("rl", 2, {"activation_checkpointing": True}),
-    "supervised": ("sft", 3, {}),
-    "adapters, reference and epochs": ("rl", 3, {"num_minibatches": 2, "epochs": 2, **ADAPTERS}),
-    "adapters, layers computed again": ("rl", 2, {"activation_checkpointing": True, **ADAPTERS}),
-    "adapters, supervised": ("sft", 2, ADAPTERS),
-}
-PASSES = {"max_tokens_per_micro_batch", "activation_checkpointing"}
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_sharded_ranks_take_the_step_of_one(
-    name: str, processes: RankProcesses, tmp_path: Path
-) -> None:
-    stage, size, settings = SHARDED[name]
-    make = partial(build_sharded, stage, settings, torch.float32)
-    alone = make()
-    with processes.learner(make, size, tmp_path) as learner:
-        for seed in range(2):
-            wanted, found = (learn_once(one, seed) for one in (alone, learner))
-            assert found.metrics == pytest.approx(wanted.metrics, rel=2e-3, abs=1e-5, nan_ok=True)
-        held = learner.weights()
-        parts = [own_part(one) for one in learner.policy.parameters() if hasattr(one, "to_local")]
-        assert held.version == alone.policy_version
-        assert_same(
-            weights(learner.passes.shards.full), weights(alone.policy), rtol=1e-3, atol=2e-4
-        )
-        assert sum(map(torch.numel, parts)) < 1.2 * alone.policy.num_parameters() / size
-
-
-def learn_once(learner: Any, seed: int) -> Update:
-    if isinstance(learner, SFTLearner):
-        return learner.update(a_batch(seed))
-    batch = learner.score_batch(a_batch(seed))
-    return learner.update(batch, compute_advantages(batch, learner.algorithm))
-
-
-@pytest.mark.parametrize("settings", [{}, ADAPTERS], ids=["all weights", "adapters"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sharded_checkpoint_is_loaded_by_any_number_of_ranks(
-    dtype: torch.dtype, settings: dict[str, Any], processes: RankProcesses, tmp_path: Path
-) -> None:
-    """And by one process. With the same number of ranks, the next step has equal bits."""
-    make, saved = partial(build_sharded, "sft", settings, dtype), tmp_path / "saved"
-    model = "adapter_model.safetensors" if settings else "model.safetensors"
-    saved.mkdir()
-    with processes.learner(make, 3, tmp_path) as learner:
-        learn_once(learner, 0)
-        learner.save_state(saved)
-        wanted = learn_once(learner, 1)
-        learner.weights()
-        ended = weights(learner.passes.shards.full)
-    for size in (3, 2):
-        with processes.learner(make, size, tmp_path) as learner:
-            learner.load_state(saved)
-            again = tmp_path / f"again-{size}"
-            again.mkdir()
-            learner.save_state(again)
-            for file in (model, "optimizer.safetensors"):
-                assert (again / file).read_bytes() == (saved / file).read_bytes()
-            found = learn_once(learner, 1)
-            if size == 3:
-                assert found.metrics == wanted.metrics
-                learner.weights()
-                last = weights(learner.passes.shards.full)
-                assert all(torch.equal(last[name], ended[name]) for name in ended)
-    alone = make()
-    alone.load_state(saved)
-    found = learn_once(alone, 1)
-    rel = 1e-3 if dtype == torch.float32 else 5e-2
-    assert found.metrics == pytest.approx(wanted.metrics, rel=rel)
-    master, trained = alone.passes.optimizer.master, alone.passes.optimizer.trained
-    assert all((master(name) - ended[name].float()).abs().max() < 1e-2 for name in trained)
-
-
-# Exactly between two bfloat16 numbers: 1.0 (even) and 1.0078125 (away from zero).
-TIE = 1.00390625
-
-
-def build_with_ties(ranks: Ranks) -> Any:
-    learner = build_sharded("sft", {}, torch.bfloat16, ranks)
-    with torch.no_grad():
-        for part in learner.passes.shards.parts.values():
-            part.fill_(TIE)
-    return learner
-
-
-def test_a_checkpoint_does_not_change_the_weights_that_are_sampled_from(
-    processes: RankProcesses, tmp_path: Path
-) -> None:
-    with processes.learner(build_with_ties, 2, tmp_path) as learner:
-        learner.gather()
-        before = weights(learner.passes.shards.full)
-        learner.save_state(tmp_path)
-        after = weights(learner.passes.shards.full)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert {float(one.flatten()[0]) for one in after.values()} == {1.0078125}
-
-
-@pytest.mark.parametrize(
-    ("saved", "loaded"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
-)
-def test_the_state_of_another_type_is_refused(
-    saved: torch.dtype, loaded: torch.dtype, processes: RankProcesses, tmp_path: Path
-) -> None:
-    with processes.learner(partial(build_sharded, "sft", {}, saved), 2, tmp_path) as learner:
-        learn_once(learner, 0)
-        learner.save_state(tmp_path)
-    with (
-        pytest.raises(
-            RunError, match=r"optimizer\.safetensors.* the state of another model\.dtype"
-        ),
-        processes.learner(partial(build_sharded, "sft", {}, loaded), 2, tmp_path) as learner,
-    ):
-        learner.load_state(tmp_path)
-
-
 def test_resumed_ranks_continue_with_equal_bits(processes: RankProcesses, tmp_path: Path) -> None:
     make = partial(build, algorithm("grpo"), {"num_minibatches": 2}, torch.bfloat16)
     saved = tmp_path / "saved"
@@ -428,23 +282,30 @@ def test_a_rank_that_fails_ends_the_wait_of_the_others(
     assert "TypeError" in processes.said[0]
 
 
-def build_sharded_failing(ranks: Ranks) -> Any:
-    learner = build_sharded("sft", {}, torch.float32, ranks)
-    if ranks.rank:
-        learner.passes.backward = None
+def build_failing_writer(failing: int, ranks: Ranks) -> Any:
+    learner = an_sft_learner(a_model(), optimizer=STEEP, ranks=ranks)
+
+    def fail(folder: Path) -> None:
+        with ranks.in_step():
+            if ranks.rank == failing:
+                raise OSError(errno.ENOSPC, "No space left on device", "a file")
+
+    learner.passes.optimizer.save_state = fail
     return learner
 
 
-def test_a_rank_that_fails_in_a_sharded_pass_ends_the_wait_of_the_others(
-    processes: RankProcesses, tmp_path: Path
+@pytest.mark.parametrize("failing", [0, 2])
+def test_a_failed_write_ends_the_save_in_all_ranks_and_further_calls_work(
+    failing: int, processes: RankProcesses, tmp_path: Path
 ) -> None:
-    """The others wait inside of torch."""
-    with (
-        pytest.raises(WorkerDied, match=r"learner rank 0 waited for the other 1 at .*--resume"),
-        processes.learner(build_sharded_failing, 2, tmp_path) as learner,
-    ):
-        learner.update(a_batch())
-    assert "TypeError" in processes.said[0]
+    wanted = build_sft().update(a_batch(0))
+    with processes.learner(partial(build_failing_writer, failing), 3, tmp_path) as learner:
+        with pytest.raises(OSError, match="No space left") as caught:
+            learner.save_state(tmp_path)
+        assert caught.value.errno == errno.ENOSPC
+        assert ("learner rank 2" in str(caught.value)) == (failing == 2)
+        found = learner.update(a_batch(0))
+        assert found.metrics == pytest.approx(wanted.metrics, rel=1e-4)
 
 
 def test_no_call_follows_one_that_failed() -> None:

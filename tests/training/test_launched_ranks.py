@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import torch
 from forked_commands import import_commands, patience, run_command
 from ray_nodes import free_port
 from test_learner_ranks import TWO, check_same_training, weights_of
+from test_stage_ranks import fail_checkpoints_after
 from train_worlds import World, rows_of
 
 from assay.config import build
@@ -128,6 +131,24 @@ def test_a_failed_rank_is_named_by_rank_0(world: World, monkeypatch: pytest.Monk
     (code, said), other = run_ranks(world, ["train", str(config), "--json"])
     assert code == 1 and said.count("learner rank 1: MemoryError: no room here") == 1
     assert "--resume" in said and len(said.splitlines()) == 1 and other == (0, "")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_written_is_one_line_with_the_exit_code_of_one_process(
+    world: World, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_checkpoints_after(2, number, monkeypatch)
+    found: list[tuple[int, str]] = []
+    for size in (1, 2):
+        scale = TWO if size > 1 else {}
+        tree = tree_of(world, f"failed-{size}", scale=scale)
+        arguments = ["train", str(world.config_file(tree)), "--json"]
+        (code, said), *others = run_ranks(world, arguments, size)
+        assert len(said.splitlines()) == 1 and others == [(0, "")] * (size - 1), said
+        found.append((code, re.sub(rf"failed-{size}|-\d+/", "", said)))
+        left = world.folder / "runs" / f"failed-{size}" / "checkpoints"
+        assert [one.name for one in left.iterdir()] == ["step-000002"]
+    assert found[0] == found[1]
 
 
 def test_the_place_of_a_process_is_that_of_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:

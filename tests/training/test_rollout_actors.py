@@ -90,6 +90,7 @@ def test_two_actors_give_the_bits_of_one_process(
     assert evaluate(run, heldout, quiet=True).num_problems == 3, "asks for no actors"
 
 
+@pytest.mark.slow
 def test_actors_receive_adapters_only_and_give_the_bits_of_one_process(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

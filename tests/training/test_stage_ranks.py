@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankProcesses
+from safetensors.torch import save_file
 from test_distill import ON_POLICY, distill_tree
 from test_learner_ranks import check_same_training, weights_of
 from test_preference import pairs_file, preference_tree
@@ -19,7 +22,7 @@ from test_teacher_cache import kept_tree
 from train_worlds import World, rows_of
 
 from assay.config import dump
-from assay.errors import ConfigError
+from assay.errors import ConfigError, DiskFull
 from assay.training.api import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -108,7 +111,7 @@ def adapted(make: Callable[[World], Tree]) -> Callable[[World], Tree]:
     [
         (with_reference, 2),
         (sharded(with_reference), 2),
-        (sharded(adapted(with_reference)), 2),
+        pytest.param(sharded(adapted(with_reference)), 2, marks=pytest.mark.slow),
         (with_critic, 2),
         (traces, 2),
         (sharded(traces), 3),
@@ -139,6 +142,45 @@ def test_ranks_train_as_one_process_and_resume_to_equal_bits(
     assert len(rows_of(part, "metrics")) == 1
     train(resume=part, overrides=["run.max_minutes="], quiet=True)
     mine, wanted = weights_of(part), weights_of(whole)
+    assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
+
+
+def fail_checkpoints_after(step: int, number: int, patch: pytest.MonkeyPatch) -> None:
+    """Let rank 0, which writes the files, fail for all later steps."""
+
+    def save(tensors: Any, file: Path, **settings: Any) -> None:
+        if int(file.parent.name.split("-")[1]) > step:
+            raise OSError(number, os.strerror(number), str(file))
+        save_file(tensors, file, **settings)
+
+    patch.setattr("assay.learn.optimizer.save_file", save)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_ray")
+@pytest.mark.parametrize("make", [sharded(traces), traces, sharded(adapted(traces)), with_critic])
+def test_ranks_that_cannot_write_a_checkpoint_resume_from_the_last_complete_one(
+    world: World,
+    make: Callable[[World], Tree],
+    processes: RankProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run_of(name: str) -> Path:
+        tree = make(world)
+        tree["run"] = {**tree["run"], "name": name}
+        tree["scale"] = {**tree.get("scale", {}), "learner_ranks": 2}
+        return Path(train(tree, quiet=True).run)
+
+    whole = run_of("whole")
+    with monkeypatch.context() as patch, pytest.raises(DiskFull) as caught:
+        fail_checkpoints_after(2, errno.ENOSPC, patch)
+        run_of("full")
+    run, said = whole.with_name("full"), str(caught.value)
+    assert "the disk is full" in said and f"{run}/checkpoints/step-000002, is usable" in said
+    assert "\n" not in said and processes.said[0] == ""
+    assert [one.name for one in (run / "checkpoints").iterdir()] == ["step-000002"]
+    train(resume=run, quiet=True)
+    mine, wanted = weights_of(run), weights_of(whole)
     assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
 
 
