@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import pydoc
 import sys
@@ -97,12 +98,32 @@ def view(
         typer.Argument(metavar="[RUNS]...", help="Run directories, or folders of runs."),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port. 0: any free port.")] = 0,
+    guide: Annotated[
+        Path | None, typer.Option(help="Let a person label completions by this written guide.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Name of the person. Default: the user name.")
+    ] = None,
+    overlap: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the items that everyone labels.")
+    ] = 0.2,
+    adjudicate: Annotated[
+        bool, typer.Option("--adjudicate", help="Decide the disagreements of other people.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of the items and their order.")] = 0,
 ) -> None:
     """Read runs in a browser: curves, rollouts, tokens. Only browsers on this machine can open the
     page."""
+    from assay.report.viewer.labelling import Labelling
     from assay.report.viewer.view_server import serve_view
 
-    serve_view(runs or [Path("runs")], port)
+    labelling = None
+    if guide is not None:
+        labelling = Labelling(guide, by or getpass.getuser(), overlap, seed, adjudicate)
+    elif by is not None or adjudicate:
+        option = "--by" if by is not None else "--adjudicate"
+        raise UserError(f"assay run view: found {option} without --guide; accepted: --guide FILE")
+    serve_view(runs or [Path("runs")], port, labelling)
 
 
 @run_commands.command()

@@ -39,6 +39,7 @@ STAGES = {
     "vary": "assay.curation.vary",
     "rank": "assay.curation.rank",
     "pairs": "assay.curation.pairs",
+    "labels": "assay.curation.label_export",
 }
 """Module of each data transform. The module's ``STAGE`` is a `DataStage`."""
 

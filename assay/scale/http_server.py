@@ -70,11 +70,12 @@ class Server:
     token: bearer token that requests must have; None means no authentication. max_waiting: maximum
     number of waiting units (see `room`), beyond which requests are refused. accepted: methods and
     paths of the subclass, which error messages list. most_bytes: maximum size of a request body in
-    bytes.
+    bytes. body_type: content type of request bodies.
     """
 
     accepted = ""
     most_bytes = MOST_BYTES
+    body_type = "application/json"
 
     def __init__(self, token: str | None, max_waiting: int) -> None:
         from starlette.routing import Route, Router
@@ -216,8 +217,8 @@ class Server:
         if origin is not None and (host is None or _netloc(origin) != host):
             raise Refused(403, "Origin: accepted: none, or that of this server")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != "application/json":
-            raise Refused(415, "Content-Type: accepted: application/json")
+        if scope["method"] == "POST" and kind != self.body_type:
+            raise Refused(415, f"Content-Type: accepted: {self.body_type}")
         self.authorize(scope, headers)
 
     def authorize(self, scope: Scope, headers: Headers) -> None:

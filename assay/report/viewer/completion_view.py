@@ -148,6 +148,14 @@ def _turns_html(row: Row, pieces: Sequence[str] | None, color: str) -> Iterator[
         yield f'<p class="note small">end: {ended}</p>'
 
 
+def plain_turns(row: Row) -> str:
+    """Render the turns of a completion without token colors.
+
+    row: columns ``text``, ``said`` and ``think``.
+    """
+    return "".join(_turns_html({**dict.fromkeys(SCHEMA.names), **row}, None, ""))
+
+
 def _turn_spans(row: Row, text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield (start, end, is sampled) of each turn. A text without turns is one sampled turn."""
     at = 0

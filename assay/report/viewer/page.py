@@ -28,6 +28,9 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+# With no-referrer, browsers would replace the origin of a form by "null", which the server refuses.
+# With same-origin, they still send no Referer header to other servers.
+FORM_HEADERS = {**HEADERS, "referrer-policy": "same-origin"}
 # Each status also has a symbol, for readers who cannot distinguish the colors.
 SYMBOLS = {"passed": "✓", "failed": "✗", "not_judged": "?"}
 
@@ -62,19 +65,27 @@ _FRAME = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Builder of the viewer's URLs. base: URL path with the access token."""
+    """Builder of the viewer's URLs.
+
+    base: URL path with the access token. labels: whether the viewer has pages for labelling.
+    """
 
     base: str
+    labels: bool = False
 
     def to(self, page: str, /, **parameters: Any) -> str:
         """Return the URL of a page, escaped for an HTML attribute. Empty parameters are omitted."""
+        return escape(self.url(page, **parameters))
+
+    def url(self, page: str, /, **parameters: Any) -> str:
+        """Return the URL of a page, for an HTTP header."""
         asked = {
             name: value for name, value in parameters.items() if value not in (None, "", False)
         }
         said = {name: "1" if value is True else value for name, value in asked.items()}
         # A file name or an id may contain surrogates, which UTF-8 cannot encode.
         query = urlencode(said, doseq=True, errors="replace")
-        return escape(f"{self.base}/{page}{f'?{query}' if query else ''}")
+        return f"{self.base}/{page}{f'?{query}' if query else ''}"
 
     def a(self, text: str, page: str, key: str = "", /, **parameters: Any) -> str:
         """Return an HTML link. text: HTML of the link text. key: keyboard shortcut."""

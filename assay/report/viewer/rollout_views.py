@@ -198,10 +198,12 @@ def _group_html(links: Links, run: OpenedRun, rows: Sequence[Mapping[str, Any]])
     problem = links.a(
         safe(first["problem_id"] or "?"), "problem", run=run.key, id=first["problem_id"]
     )
+    where = {"run": run.key, "step": first["step"], "group": first["group_id"]}
+    label = f"<p>{links.a('compare completions', 'label', **where)}</p>" if links.labels else ""
     return (
         f'<section class="item group"><h2>{problem}</h2>'
         f'<div class="excerpt">{_excerpt(first["prompt"] or "", "")}</div>'
-        f'<p class="chips">{chips(links, run, rows)}</p></section>'
+        f'<p class="chips">{chips(links, run, rows)}</p>{label}</section>'
     )
 
 

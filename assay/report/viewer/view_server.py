@@ -4,8 +4,11 @@
     GET /TOKEN/compare    several runs            GET /TOKEN/curves     live data of runs, JSON
     GET /TOKEN/rollouts   filtered rollouts       GET /TOKEN/rollout    one rollout
     GET /TOKEN/step       groups of a step        GET /TOKEN/problem    one problem in all steps
+    GET /TOKEN/label      next item to label      POST /TOKEN/label, /TOKEN/undo   a person's answer
 
-The server only reads files. URLs identify a run by its path, and only listed runs can be opened.
+The server only reads files, except that people's answers are appended to the labels of a run. A
+server without a guide (`Labelling`) takes no answers. URLs identify a run by its path, and only
+listed runs can be opened.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from importlib import resources
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
-from assay.errors import RunError, message
+from assay.errors import RunError, UserError, message
 from assay.host.terminal import say
 from assay.report.report import template
 from assay.report.selection import selection_of
 from assay.report.viewer import completion_view, rollout_views, run_views
+from assay.report.viewer.labelling import MOST_BYTES, Labelling
 from assay.report.viewer.opened import OpenedRun, OpenedRuns
-from assay.report.viewer.page import HEADERS, Links
+from assay.report.viewer.page import FORM_HEADERS, HEADERS, Links
 from assay.scale.http_server import Refused, Server, json_response
 from assay.scale.listening import address_of, bind, check_extra, run_server
 
@@ -44,17 +49,20 @@ INDEX_SECONDS = 0.4
 _SLICE = 0.05
 """Seconds for which the background reader locks the index at a time."""
 _MOST_RUNS = 8
+_MOST_FIELDS = 2000
 _ASSETS = {"view.css": "text/css", "view.js": "text/javascript"}
 _SHARED = {"report.css": "text/css", "charts.js": "text/javascript"}
 """Files of the report's template that the viewer's pages load too."""
 
 
-def serve_view(places: Sequence[Path], port: int) -> None:
-    """Serve the viewer until a signal arrives.
+def serve_view(places: Sequence[Path], port: int, labelling: Labelling | None = None) -> None:
+    """Serve the viewer until a signal arrives. labelling: None for a viewer that only reads.
 
     Raises UserError, for example for a missing folder.
     """
     check_extra("run view")
+    if labelling is not None:
+        labelling.check()
     for place in places:
         if not place.is_dir():
             remedy = "name yours, or train a run first"
@@ -64,17 +72,28 @@ def serve_view(places: Sequence[Path], port: int) -> None:
     token = secrets.token_urlsafe(24)
     with bind("127.0.0.1", port, None) as listening, suppress(KeyboardInterrupt):
         say(f"open {address_of(listening)}/{token}/  (Ctrl-C ends it)")
-        run_server(ViewServer([one.absolute() for one in places], token), listening)
+        app = ViewServer([one.absolute() for one in places], token, labelling)
+        run_server(app, listening)
 
 
 class ViewServer(Server):
-    """The server application. places: run directories, and folders that contain runs."""
+    """The server application.
+
+    places: run directories, and folders that contain runs. labelling: None for a viewer that only
+    reads.
+    """
 
     accepted = "GET of a page of the viewer"
+    most_bytes = MOST_BYTES
+    # HTML forms cannot send JSON, and pages without scripts have only forms.
+    body_type = "application/x-www-form-urlencoded"
 
-    def __init__(self, places: Sequence[Path], token: str) -> None:
+    def __init__(
+        self, places: Sequence[Path], token: str, labelling: Labelling | None = None
+    ) -> None:
+        self.labelling = labelling
         super().__init__(None, max_waiting=64)
-        self.links = Links(f"/{token}")
+        self.links = Links(f"/{token}", labels=labelling is not None)
         self.runs = OpenedRuns(places)
         self._threads = ThreadPoolExecutor(4, "assay-view")
         self._closing = Event()
@@ -102,6 +121,10 @@ class ViewServer(Server):
             "/problem": self._problem,
         }
         found = {("GET", path): self._page(render) for path, render in pages.items()}
+        if self.labelling is not None:
+            found[("GET", "/label")] = self._page(self._label, FORM_HEADERS)
+            found[("POST", "/label")] = self._answer(self.labelling.record)
+            found[("POST", "/undo")] = self._answer(self.labelling.undo)
         found[("GET", "/curves")] = self._curves
         found[("GET", "/assets/{name}")] = self._asset
         return found
@@ -111,7 +134,9 @@ class ViewServer(Server):
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _page(self, render: Callable[[QueryParams], str]) -> Endpoint:
+    def _page(
+        self, render: Callable[[QueryParams], str], headers: Mapping[str, str] = HEADERS
+    ) -> Endpoint:
         """Return the endpoint of a page. render: function of the query that returns the HTML."""
 
         async def respond(request: Request) -> Response:
@@ -125,15 +150,51 @@ class ViewServer(Server):
                 text = await loop.run_in_executor(self._threads, render, request.query_params)
             except Refused as refused:
                 status, text = refused.status, self._refusal(str(refused))
+            except UserError as error:
+                # A file that people edit is damaged: the labels of a run, or the guide.
+                status, text = 409, self._refusal(str(error), "A damaged file")
             raw = text.encode("utf-8", "xmlcharrefreplace")
-            return Response(raw, status, HEADERS, "text/html; charset=utf-8")
+            return Response(raw, status, headers, "text/html; charset=utf-8")
 
         return respond
 
-    def _refusal(self, said: str) -> str:
+    def _answer(self, take: Callable[[Links, OpenedRun, Mapping[str, str]], str]) -> Endpoint:
+        """Return the endpoint of a form. take: function of the form's run and fields that returns
+        the URL of the next page."""
+
+        async def respond(request: Request) -> Response:
+            from starlette.responses import Response
+
+            # `Server` refuses the origin of another page. Every browser sends an origin with a
+            # form, so a request without one comes from no page of the viewer.
+            if request.headers.get("origin") is None:
+                raise Refused(403, "Origin: accepted: that of this server")
+            async with self.body(request) as raw:
+                fields = form_fields(raw)
+            loop = asyncio.get_running_loop()
+
+            def answered() -> str:
+                return take(self.links, self._opened(fields), fields)
+
+            try:
+                place = await loop.run_in_executor(self._threads, answered)
+            except Refused as refused:
+                text = self._refusal(str(refused), "Not saved")
+                raw = text.encode("utf-8", "xmlcharrefreplace")
+                return Response(raw, refused.status, HEADERS, "text/html; charset=utf-8")
+            # With status 303 the browser gets the next page, and reloading it sends nothing again.
+            return Response(status_code=303, headers={**HEADERS, "location": place})
+
+        return respond
+
+    def _refusal(self, said: str, title: str = "Not found") -> str:
         from assay.report.rollout_pages import safe
 
-        return self.links.page("Not found", [], f"<h1>Not found</h1><p>{safe(said)}</p>")
+        return self.links.page(title, [], f"<h1>{title}</h1><p>{safe(said)}</p>")
+
+    def _label(self, asked: QueryParams) -> str:
+        assert self.labelling is not None
+        return self.labelling.page(self.links, self._indexed(asked), asked)
 
     async def _asset(self, request: Request) -> Response:
         from starlette.responses import Response
@@ -212,7 +273,7 @@ class ViewServer(Server):
             raise Refused(404, f"{run.key}: no {what}; it may have been rolled back{waiting}")
         return page
 
-    def _opened(self, asked: QueryParams) -> OpenedRun:
+    def _opened(self, asked: Mapping[str, str]) -> OpenedRun:
         run = self.runs.get(asked.get("run", ""))
         if run is None:
             raise Refused(404, f"no run {asked.get('run', '')!r}; it may have been deleted")
@@ -241,3 +302,12 @@ class ViewServer(Server):
                 self._reading.discard(run.key)
 
         self._threads.submit(read)
+
+
+def form_fields(raw: bytes) -> dict[str, str]:
+    """Parse the body of an HTML form. Raises Refused."""
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except ValueError as error:
+        raise Refused(400, f"accepted: a form of at most {_MOST_FIELDS} fields") from error
+    return dict(pairs)

@@ -110,7 +110,10 @@
     else {
       const found = [...document.querySelectorAll("[data-key]")].find(one => one.dataset.key === event.key);
       if (!found) return;
-      if (found.tagName === "A") found.click();
+      if (found.tagName === "BUTTON") {
+        // A key that is held down must not answer the next page too.
+        if (!event.repeat) found.click();
+      } else if (found.tagName === "A") found.click();
       else found.focus();
     }
     event.preventDefault();

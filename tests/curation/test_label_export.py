@@ -1,0 +1,228 @@
+"""Labels of people as training rows: two simulated annotators in the viewer, to a reward model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from viewing import TOKEN, form_of, get, make_labelled_run, post, urlencode
+
+from assay.curation.base import run_stage
+from assay.curation.output import Manifest
+from assay.data.labelled import LOADERS
+from assay.data.pairs import load_preferences
+from assay.errors import DataError, RunError
+from assay.report.viewer.labelling import Labelling
+from assay.report.viewer.view_server import ViewServer
+from assay.run.human_labels import LabelFile, digest
+from assay.testing import save_tiny_model
+from assay.training.api import train
+
+GUIDE = "Prefer the larger number."
+
+
+def label(
+    run: Path, by: str, choose: Callable[[int, int, int], str], count: int, **settings: Any
+) -> None:
+    """Answer so many pages as a person. choose: function of the number of the pair and of the
+    numbers that the left and the right completion name."""
+    guide = run.parent / "guide.md"
+    if not guide.exists():
+        guide.write_text(GUIDE)
+    app = ViewServer([run], TOKEN, Labelling(guide, by, **{"overlap": 1.0, **settings}))
+    for number in range(count):
+        text = get(app, f"label?{urlencode({'run': run})}").text
+        form = form_of(text)
+        assert form is not None
+        left, right = map(int, re.findall(r"So it is (\d),", text))
+        answer = choose(number, left, right)
+        assert post(app, form.action, {**form.fields, "choice": answer}).status == 303
+    app._closing.set()
+    app._threads.shutdown(wait=True)
+
+
+def larger(number: int, left: int, right: int) -> str:
+    return "left" if left > right else "right"
+
+
+def smaller(number: int, left: int, right: int) -> str:
+    return "right" if left > right else "left"
+
+
+def export(run: Path, name: str = "out", **settings: Any) -> Manifest:
+    return run_stage("labels", {"inputs": [str(run)], **settings}, run.parent / name)
+
+
+def rows_in(run: Path, name: str = "out/rows.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.parent / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 40 pairs that two people labelled; they disagree on four, one of them is a tie."""
+    run = make_labelled_run(tmp_path_factory.mktemp("labelled") / "runs", 1, 40)
+
+    def by_ben(number: int, left: int, right: int) -> str:
+        odd = {3: "tie", 10: smaller(0, left, right), 20: smaller(0, left, right)}
+        return odd.get(number, smaller(0, left, right) if number == 30 else larger(0, left, right))
+
+    label(run, "anna", larger, 40)
+    label(run, "ben", by_ben, 40)
+    label(run, "cleo", larger, 1, adjudicate=True)
+    return run
+
+
+def test_two_annotators_end_up_in_the_training_set_of_a_reward_model(
+    labelled: Path, tmp_path: Path
+) -> None:
+    manifest = export(labelled)
+    assert manifest.rows == 37 and manifest.rows_read == 40
+    took = {each.name: each.took for each in manifest.filters}
+    assert took == {"disagreement": 3, "tie": 0, "unsure": 0, "gone": 0, "injected tokens": 0}
+    rows = rows_in(labelled)
+    for row in rows:
+        chosen, rejected = (
+            re.findall(r"So it is (\d),", row[side]) for side in ("chosen", "rejected")
+        )
+        assert chosen > rejected
+        assert row["prompt"] == f"{row['problem_id'][1:]} + 1 ="
+        assert row["guides"] == [digest(GUIDE)]
+    people = [(row["people"], row["adjudicated"]) for row in rows]
+    assert people.count((["cleo"], True)) == 1 and people.count((["anna", "ben"], False)) == 36
+    save_tiny_model(tmp_path / "model")
+    result = train(
+        {
+            "run": {"directory": str(tmp_path / "runs"), "name": "rm", "threads": 1},
+            "model": {"path": str(tmp_path / "model")},
+            "reward_model": {
+                "kind": "preference",
+                "rows": [str(labelled.parent / "out")],
+                "format": "plain",
+                "rows_per_step": 19,
+            },
+        },
+        quiet=True,
+    )
+    metrics = (Path(result.run) / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == 2
+    sources = [str(labelled.parent / "out/rows.jsonl")]
+    assert len(LOADERS["preference"](sources)) == len(load_preferences(sources)) == 37
+
+
+def test_the_manifest_has_overlap_and_agreement(labelled: Path) -> None:
+    measured = export(labelled, "measured").measured
+    assert measured["labels by anna"] == measured["labels by ben"] == 40
+    assert measured["items with several labels"] == 40
+    assert measured["observed agreement"] == pytest.approx(36 / 40)
+    votes: dict[str, list[str]] = {"anna": [], "ben": []}
+    for one in LabelFile(labelled).read():
+        if not one.adjudicates:
+            ids = sorted(shown.id for shown in one.shown)
+            better = {"left": one.shown[0].id, "right": one.shown[1].id}.get(one.choice)
+            votes[one.by].append("tie" if better is None else str(ids.index(better)))
+    shares = [{v: some.count(v) / 40 for v in ("0", "1", "tie")} for some in votes.values()]
+    chance = sum(shares[0][v] * shares[1][v] for v in shares[0])
+    assert measured["Cohen's kappa"] == pytest.approx((0.9 - chance) / (1 - chance))
+    assert "Krippendorff's alpha" not in measured
+    assert measured[f"labels under guide {digest(GUIDE)[:8]}"] == 77
+
+
+def test_disagreements_are_listed_for_an_adjudicator(labelled: Path) -> None:
+    export(labelled, "listed")
+    rows = rows_in(labelled, "listed/adjudicate.jsonl")
+    assert len(rows) == 3
+    for row in rows:
+        assert len(row["completions"]) == 2 and {*row["votes"]} == {"anna", "ben"}
+        anna, ben = row["votes"].values()
+        assert anna in row["completions"] and ben != anna
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_labelled_run(tmp_path / "runs", 1, 3)
+
+
+def test_preference_training_reads_the_rows(run: Path, tmp_path: Path) -> None:
+    label(run, "anna", larger, 6)
+    export(run)
+    save_tiny_model(tmp_path / "model")
+    result = train(
+        {
+            "run": {"directory": str(tmp_path / "runs"), "name": "dpo", "threads": 1},
+            "model": {"path": str(tmp_path / "model")},
+            "preference": {"pairs": [str(run.parent / "out")], "pairs_per_step": 6},
+        },
+        quiet=True,
+    )
+    (row,) = map(json.loads, (Path(result.run) / "metrics.jsonl").read_text().splitlines())
+    assert row["loss/total"] == pytest.approx(0.693, abs=1e-2)
+
+
+def test_three_annotators_get_krippendorffs_alpha(run: Path) -> None:
+    for by, count in (("anna", 6), ("ben", 5), ("cleo", 4)):
+        label(run, by, larger, count)
+    measured = export(run).measured
+    assert measured["items with several labels"] == 5
+    assert measured["Krippendorff's alpha"] == 1.0 and "Cohen's kappa" not in measured
+
+
+def test_a_guide_that_changed_is_named_and_can_be_chosen(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    label(run, "anna", larger, 3)
+    (run.parent / "guide.md").write_text("Prefer the smaller number.")
+    label(run, "anna", smaller, 2)
+    manifest = export(run)
+    old, new = digest(GUIDE), digest("Prefer the smaller number.")
+    assert manifest.measured[f"labels under guide {old[:8]}"] == 3
+    assert manifest.measured[f"labels under guide {new[:8]}"] == 2
+    assert "labels under 2 guides" in capsys.readouterr().err
+    assert export(run, "new", guide=new[:8]).rows == 2
+    assert "guides" not in capsys.readouterr().err
+    assert {tuple(row["guides"]) for row in rows_in(run, "new/rows.jsonl")} == {(new,)}
+    with pytest.raises(DataError, match="no labels of kind compare under a guide ffff"):
+        export(run, "none", guide="ffff")
+
+
+def test_ties_are_counted_and_not_written(run: Path) -> None:
+    label(run, "anna", lambda number, left, right: "tie" if number else larger(0, left, right), 3)
+    manifest = export(run)
+    assert manifest.rows == 1
+    assert {each.name: each.took for each in manifest.filters}["tie"] == 2
+
+
+def test_completions_that_are_gone_are_counted(run: Path) -> None:
+    label(run, "anna", larger, 6)
+    path = LabelFile(run).path
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["step"] = 7
+    rows[1]["shown"][0]["text"] = digest("another text")
+    rows[2]["group"] = rows[2]["shown"][0]["id"] = "p9#1"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = run.parent / "problems.jsonl"
+    problems.write_text("".join(problems.read_text().splitlines(keepends=True)[:2]))
+    lost = sum(row["group"].startswith("p2#") for row in rows[3:])
+    manifest = export(run)
+    assert {each.name: each.took for each in manifest.filters}["gone"] == 3 + lost
+    assert manifest.rows == 3 - lost
+
+
+def test_a_damaged_labels_file_is_one_line(run: Path) -> None:
+    label(run, "anna", larger, 2)
+    path = LabelFile(run).path
+    path.write_text(path.read_text().replace('"right"', '"rigt"').replace('"left"', '"lft"'))
+    with pytest.raises(RunError) as error:
+        export(run)
+    assert f"{path}:1 choice: found" in str(error.value) and "\n" not in str(error.value)
+    assert not (run.parent / "out").exists()
+
+
+def test_a_run_without_labels_and_a_folder_without_a_run_are_refused(run: Path) -> None:
+    with pytest.raises(DataError, match="no labels of kind compare"):
+        export(run)
+    with pytest.raises(RunError, match="no run directory"):
+        export(run.parent)

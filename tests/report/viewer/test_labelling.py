@@ -1,0 +1,335 @@
+"""Labelling in the viewer: who may write, what a person sees, what is written."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+from run_fakes import FakeLearner, make_config, make_rollouts
+from test_view_server import Tags
+from viewing import HOSTILE, TOKEN, Form, Reply, form_of, get, make_labelled_run, post
+
+from assay.errors import UserError
+from assay.report.loaded import load_run
+from assay.report.viewer.labelling import Labelling
+from assay.report.viewer.view_server import ViewServer
+from assay.run.human_labels import LabelFile, digest
+
+GUIDE = "Prefer the completion that is right.\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_labelled_run(tmp_path / "runs")
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> Path:
+    path = tmp_path / "guide.md"
+    path.write_text(GUIDE)
+    return path
+
+
+@pytest.fixture
+def serve(folder: Path, guide: Path) -> Iterator:
+    made: list[ViewServer] = []
+
+    def start(by: str = "anna", **settings: object) -> ViewServer:
+        labelling = Labelling(guide, by, **settings)
+        labelling.check()
+        made.append(ViewServer([folder], TOKEN, labelling))
+        return made[-1]
+
+    yield start
+    for app in made:
+        app._closing.set()
+        app._threads.shutdown(wait=True)
+
+
+def page_of(app: ViewServer, folder: Path, **asked: object) -> Reply:
+    return get(app, f"label?{urlencode({'run': folder, **asked})}")
+
+
+def next_form(app: ViewServer, folder: Path, **asked: object) -> Form:
+    form = form_of(page_of(app, folder, **asked).text)
+    assert form is not None
+    return form
+
+
+def answer(app: ViewServer, form: Form, choice: str, **headers: str) -> Reply:
+    return post(app, form.action, {**form.fields, "choice": choice}, **headers)
+
+
+def test_a_choice_is_appended_at_once_with_all_that_identifies_it(serve, folder: Path) -> None:
+    app = serve()
+    form = next_form(app, folder)
+    reply = answer(app, form, "left")
+    assert reply.status == 303 and reply.headers["location"].startswith(f"/{TOKEN}/label?run=")
+    (row,) = map(json.loads, (folder / "labels/labels.jsonl").read_text().splitlines())
+    assert row["by"] == "anna" and row["choice"] == "left" and row["kind"] == "compare"
+    assert row["guide"] == digest(GUIDE) and row["time"].endswith("+00:00")
+    texts = {one["completion_id"]: one["text"] for one in load_run(folder).rollouts()}
+    for shown in row["shown"]:
+        assert shown["text"] == digest(texts[shown["id"]])
+    left, right = (shown["id"] for shown in row["shown"])
+    assert left.partition("/")[0] == right.partition("/")[0] == row["group"] and left != right
+    assert (folder / f"labels/guides/{row['guide']}.txt").read_text() == GUIDE
+
+
+def test_the_page_is_blind(serve, folder: Path) -> None:
+    text = page_of(serve(), folder).text
+    main = text[text.index("<main") : text.index("</main>")]
+    assert html.escape(GUIDE.strip()) in main
+    assert main.count('class="turn ') == 2 and "So it is" in main
+    for word in ("badge", "reward", "advantage", "passed", "failed", "/rollout?", "verdict"):
+        assert word not in main, word
+
+
+def test_sides_are_drawn_by_seed_and_person(serve, folder: Path) -> None:
+    def sides(**settings: object) -> list[bool]:
+        app, found = serve(overlap=1.0, **settings), []
+        for group in ("p0#1", "p1#1", "p2#1"):
+            for step in (1, 2):
+                asked = {"step": step, "group": group.replace("#1", f"#{step}")}
+                fields = next_form(app, folder, **asked).fields
+                found.append(int(fields["left"]) < int(fields["right"]))
+        return found
+
+    assert sides() == sides()
+    assert len({tuple(sides(seed=n)) for n in range(4)} | {tuple(sides(by="ben"))}) > 2
+
+
+def test_undo_offers_the_pair_again(serve, folder: Path) -> None:
+    app = serve()
+    first = next_form(app, folder)
+    answer(app, first, "tie")
+    text = page_of(app, folder).text
+    undo = form_of(text, "undo")
+    assert undo is not None and "<b>tie</b>" in text
+    assert form_of(text).fields != first.fields
+    assert post(app, undo.action, undo.fields).status == 303
+    assert LabelFile(folder).read() == []
+    assert next_form(app, folder).fields == first.fields
+    again = post(app, undo.action, undo.fields)
+    assert again.status == 409 and "taken back before" in again.text
+
+
+def test_a_skipped_pair_is_not_offered_again(serve, folder: Path) -> None:
+    app, seen = serve(), set()
+    for _ in range(5):
+        form = next_form(app, folder)
+        seen.add((form.fields["step"], form.fields["left_text"], form.fields["right_text"]))
+        answer(app, form, "skip")
+    assert len(seen) == 5
+    assert [one.choice for one in LabelFile(folder).read()] == ["skip"] * 5
+
+
+def test_all_pairs_of_a_group_are_labelled_on_its_page(serve, folder: Path) -> None:
+    app = serve()
+    step = get(app, f"step?{urlencode({'run': folder, 'step': 1})}").text
+    (link,) = re.findall(r'href="([^"]*label\?[^"]*group=p1%231[^"]*)"', step)
+    place = html.unescape(link).removeprefix(f"/{TOKEN}/")
+    pairs = set()
+    while (form := form_of(get(app, place).text)) is not None:
+        pairs.add(frozenset((form.fields["left"], form.fields["right"])))
+        reply = answer(app, form, "right")
+        assert reply.headers["location"] == f"/{TOKEN}/{place}"
+    assert len(pairs) == 6
+    assert "labelled all pairs of this group" in get(app, place).text
+
+
+def test_everyone_meets_the_overlap_and_no_other_pair_twice(serve, folder: Path) -> None:
+    def label_all(by: str, overlap: float) -> set:
+        app, keys = serve(by=by, overlap=overlap), set()
+        while (form := form_of(page_of(app, folder).text)) is not None:
+            fields = form.fields
+            keys.add((fields["step"], *sorted((fields["left_text"], fields["right_text"]))))
+            answer(app, form, "left")
+        return keys
+
+    anna, ben = label_all("anna", 0.4), label_all("ben", 0.4)
+    # 2 steps of 3 groups, with 6 pairs each.
+    assert len(anna) == 36 and ben < anna and 5 <= len(ben) <= 25
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": ""}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:8001"}, 403),
+        ({"host_": "x"}, 303),
+        ({"content_type": "text/plain"}, 415),
+        ({"content_type": "application/json"}, 415),
+        ({"content_type": "multipart/form-data; boundary=x"}, 415),
+    ],
+)
+def test_only_forms_of_the_viewer_write(
+    serve, folder: Path, headers: dict[str, str], status: int
+) -> None:
+    app = serve()
+    form = next_form(app, folder)
+    assert answer(app, form, "left", **headers).status == status
+    assert len(LabelFile(folder).read()) == (status == 303)
+
+
+def test_a_write_needs_the_token(serve, folder: Path) -> None:
+    app = serve()
+    form = next_form(app, folder)
+    for action in ("/label", f"/{TOKEN}x/label", "/undo", f"/x{TOKEN}/undo"):
+        assert post(app, action, {**form.fields, "choice": "left"}).status == 404
+    assert LabelFile(folder).read() == []
+
+
+def test_a_viewer_without_a_guide_takes_no_answers(folder: Path, serve) -> None:
+    form = next_form(serve(), folder)
+    app = ViewServer([folder], TOKEN)
+    assert page_of(app, folder).status == 404
+    assert answer(app, form, "left").status == 404
+    assert "label?" not in get(app, f"step?{urlencode({'run': folder, 'step': 1})}").text
+    assert not (folder / "labels").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"choice": "best"}, 400),
+        ({"kind": "stars"}, 400),
+        ({"step": "99"}, 409),
+        ({"step": "-1"}, 400),
+        ({"left": "9" * 12}, 400),
+        ({"left": "99999"}, 409),
+        ({"left": "²"}, 400),
+        ({"left_text": digest("other")}, 409),
+        ({"guide": digest("other")}, 409),
+        ({"run": "/etc"}, 404),
+        ({"run": ""}, 404),
+    ],
+)
+def test_a_form_that_does_not_match_the_run_is_refused(
+    serve, folder: Path, change: dict[str, str], status: int
+) -> None:
+    app = serve()
+    form = next_form(app, folder)
+    reply = post(app, form.action, {**form.fields, "choice": "left", **change})
+    assert reply.status == status
+    assert not LabelFile(folder).path.exists()
+
+
+def test_two_completions_of_different_groups_are_refused(serve, folder: Path) -> None:
+    app = serve()
+    one = next_form(app, folder, step=1, group="p0#1").fields
+    other = next_form(app, folder, step=1, group="p1#1").fields
+    mixed = {**one, "right": other["right"], "right_text": other["right_text"]}
+    same = {**one, "right": one["left"], "right_text": one["left_text"]}
+    for fields in (mixed, same):
+        assert post(app, f"/{TOKEN}/label", {**fields, "choice": "left"}).status == 400
+
+
+def test_too_large_a_form_is_refused(serve, folder: Path) -> None:
+    app = serve()
+    assert post(app, f"/{TOKEN}/label", {"x": "x" * 2**18}).status == 413
+    many = {f"x{n}": "1" for n in range(3000)}
+    assert post(app, f"/{TOKEN}/label", many).status == 400
+
+
+def test_a_guide_that_changes_is_recorded_with_each_label(serve, folder: Path, guide: Path) -> None:
+    app = serve()
+    before = next_form(app, folder)
+    guide.write_text("Prefer the shorter one.")
+    # The person answered by the guide on the page, not by the newer one.
+    answer(app, before, "left")
+    answer(app, next_form(app, folder), "left")
+    found = [one.guide for one in LabelFile(folder).read()]
+    assert found == [digest(GUIDE), digest("Prefer the shorter one.")]
+    kept = {path.stem for path in (folder / "labels/guides").iterdir()}
+    assert kept == {*found}
+    guide.unlink()
+    reply = page_of(app, folder)
+    assert reply.status == 409 and "--guide" in reply.text
+
+
+def test_a_damaged_labels_file_is_shown_in_one_line(serve, folder: Path) -> None:
+    app = serve()
+    answer(app, next_form(app, folder), "left")
+    path = LabelFile(folder).path
+    path.write_text("broken\n" + path.read_text())
+    reply = page_of(app, folder)
+    assert reply.status == 409
+    assert "labels.jsonl:1: found a damaged line" in reply.text
+    assert get(app, f"step?{urlencode({'run': folder, 'step': 1})}").status == 200
+
+
+def test_an_adjudicator_meets_the_disagreements_alone(serve, folder: Path) -> None:
+    group = {"step": 1, "group": "p1#1"}
+    for by in ("anna", "ben"):
+        app = serve(by=by)
+        for number in range(3):
+            form = next_form(app, folder, **group)
+            lower = "left" if int(form.fields["left"]) < int(form.fields["right"]) else "right"
+            other = "left" if lower == "right" else "right"
+            # They agree on the first pair, and disagree on two.
+            answer(app, form, lower if number == 0 or by == "anna" else other)
+    app = serve(by="cleo", adjudicate=True)
+    text = page_of(app, folder).text
+    assert "disagreements: 2" in text and "Cohen" in text
+    answer(app, next_form(app, folder), "left")
+    answer(app, next_form(app, folder), "skip")
+    assert "No disagreement waits" in page_of(app, folder).text
+    found = LabelFile(folder).read()
+    assert [(one.by, one.adjudicates) for one in found[-2:]] == [("cleo", True)] * 2
+    assert "disagreements: 1" in page_of(app, folder).text
+
+
+def test_hostile_text_stays_text(tmp_path: Path, guide: Path) -> None:
+    from dataclasses import replace
+
+    from assay.run.directory import Run
+
+    guide.write_text(HOSTILE)
+    with Run.create(make_config(tmp_path, run={"name": "a <b>"}), quiet=True) as run:
+        run.attach(learner=(learner := FakeLearner()))
+        groups, verdicts = make_rollouts(1)
+        for n, group in enumerate(groups):
+            members = [
+                replace(one, id=f"{HOSTILE}\ud800{k}", text=f"{HOSTILE}\ud800{k}")
+                for k, one in enumerate(group.completions)
+            ]
+            problem = replace(group.problem, id=HOSTILE, draw=n)
+            prompt = replace(group.prompt, text=HOSTILE)
+            groups[n] = replace(group, problem=problem, prompt=prompt, completions=tuple(members))
+        run.record(groups, verdicts)
+        run.finish_step(learner.learn(groups, verdicts))
+    labelling = Labelling(guide, "<script>anna</script>")
+    labelling.check()
+    app = ViewServer([run.folder], TOKEN, labelling)
+    asked = {"step": 1, "group": f"{HOSTILE}#0"}
+    for _ in range(2):
+        text = page_of(app, run.folder, **asked).text
+        Tags().feed(text)
+        assert not {"\u202e", "\x1b"} & {*text}
+        assert "&lt;script&gt;alert(1)" in text and "<script>a" not in text
+        assert answer(app, form_of(text), "left").status == 303
+    for label in LabelFile(run.folder).read():
+        assert label.by == "<script>anna</script>" and label.group == f"{HOSTILE}#0"
+
+
+@pytest.mark.parametrize("by", ["", "  ", "x" * 101, "a\nb", "\x1b[31m"])
+def test_a_name_that_is_no_line_is_refused(guide: Path, by: str) -> None:
+    with pytest.raises(UserError, match="--by"):
+        Labelling(guide, by).check()
+
+
+def test_an_empty_or_missing_guide_is_refused(tmp_path: Path) -> None:
+    for content in (None, b"", b" \n", b"x" * (2**20 + 1)):
+        path = tmp_path / "guide.md"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UserError, match="--guide"):
+            Labelling(path, "anna").check()
