@@ -16,6 +16,7 @@ from assay.host.files import write_atomic
 from assay.host.terminal import warn
 from assay.run.human_labels import LabelFile, LabelKind, digest
 from assay.run.label_decisions import (
+    SECOND,
     TIE,
     LabelledItem,
     agreement_of,
@@ -28,8 +29,14 @@ from assay.session.consent import open_config
 from assay.session.recorded import recorded_groups
 from assay.types import Completion, Group
 
-RowKind = Literal["preference"]
-_LABELS: Mapping[RowKind, LabelKind] = {"preference": "compare"}
+RowKind = Literal["preference", "outcome", "process"]
+_LABELS: Mapping[RowKind, LabelKind] = {
+    "preference": "compare",
+    "outcome": "grade",
+    "process": "steps",
+}
+_VALUES = {"right": 1, "wrong": 0, "unsure": 0.5}
+"""Label of a reasoning step, by a person's mark."""
 ADJUDICATE = "adjudicate.jsonl"
 """File of the disagreements, in the folder of the rows."""
 
@@ -38,16 +45,18 @@ class LabelsSettings(StageSettings):
     """Write people's labels of a run's completions as rows for training.
 
     People label in the viewer (``assay run view RUN --guide FILE``). Inputs are run directories.
-    The rows train ``[preference]`` and ``[reward_model]``. A pair on which people disagree is
+    The rows train ``[preference]`` and ``[reward_model]``. An item on which people disagree is
     removed until an adjudicator decides; ``adjudicate.jsonl`` in the output folder lists these
-    pairs. The manifest contains the overlap of the people, their agreement (Cohen's kappa for two
+    items. The manifest contains the overlap of the people, their agreement (Cohen's kappa for two
     people, Krippendorff's alpha for more) and the number of labels per guide.
     """
 
     takes_runs = True
 
     kind: RowKind = "preference"
-    """Kind of the rows, as in ``[reward_model]``. ``preference``: pairs from comparisons."""
+    """Kind of the rows, as in ``[reward_model]``. ``preference``: pairs from comparisons.
+    ``outcome``: completions with a label (true or false) from grades. ``process``: completions with
+    a label per step (1, 0, or 0.5 for an unclear step)."""
     guide: Text | None = None
     """Beginning of a guide's SHA-256: only labels under this guide count. None: all labels."""
     injected: bool = False
@@ -109,6 +118,8 @@ def _write_items(
             out.take("disagreement", about, people)
         elif item.decision == TIE:
             out.take("tie", about, "both completions are equally good")
+        elif item.decision == "unsure":
+            out.take("unsure", about, "nobody knows whether the completion is right")
         else:
             decided.setdefault(item.step, []).append(item)
     config = open_config(run, ("data.train",), trust_run=settings.trust_run)
@@ -166,8 +177,14 @@ def _numbers(found: Iterable[Completion]) -> Iterator[str]:
 
 def _labelled(item: LabelledItem, found: Sequence[Completion]) -> dict[str, Any]:
     """Return the keys of a row that contain the label."""
-    texts = [one.text for one in found]
-    if item.decision == "second":
+    texts, decision = [one.text for one in found], item.decision
+    if item.kind == "grade":
+        return {"completion": texts[0], "label": decision == "passed"}
+    if isinstance(decision, tuple):
+        ends, marks = zip(*decision, strict=True)
+        labels = [_VALUES[mark] for mark in marks]
+        return {"completion": texts[0], "labels": labels, "step_ends": list(ends)}
+    if decision == SECOND:
         texts.reverse()
     return dict(zip(("chosen", "rejected"), texts, strict=True))
 
@@ -179,6 +196,7 @@ def _dispute(source: str, item: LabelledItem) -> dict[str, Any]:
         "group": item.group,
         "completions": [one.id for one in item.completions],
         "votes": {by: vote_words(item, vote) for by, vote in item.votes.items()},
+        "comments": {by: label.comment for by, label in item.labels.items() if label.comment},
     }
 
 

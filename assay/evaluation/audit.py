@@ -27,7 +27,9 @@ from assay.evaluation.step_audit import StepAudit, audit_steps, read_step_audit
 from assay.host.files import check_folder, config_of, plain, read_rows, write_atomic
 from assay.host.terminal import lined
 from assay.report.loaded import load_run
+from assay.run.human_labels import LabelFile, Shown, digest
 from assay.run.intervals import share_interval
+from assay.run.label_decisions import labelled_items
 from assay.run.rollout_log import RolloutLog
 from assay.session.consent import open_config
 from assay.session.recorded import recorded_groups
@@ -342,7 +344,29 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
             accepted = f"null, {', '.join(LABELS)}"
             raise DataError(message(f"{where} label", repr(row["label"]), accepted))
         row.setdefault("label", None)
+    _apply_grades(folder, rows)
     return rows
+
+
+def _apply_grades(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Give each row without a label the grade that people gave its completion in the viewer.
+
+    A grade in the viewer may be taken back, so labels from grades (``graded``) are set again at
+    each call.
+    """
+    for row in rows:
+        if row.pop("graded", False):
+            row |= {"label": None, "by": None}
+    items = labelled_items(LabelFile(folder).read(), "grade")
+    grades = {(item.step, *item.completions): item for item in items}
+    for row in rows:
+        item = grades.get((row["step"], Shown(row["id"], digest(row["completion"]))))
+        # A wrong answer does not tell whether the steps are right.
+        if item is None or row["label"] is not None or row["kind"] == _STEP_IS_WRONG:
+            continue
+        if item.decision is not None:
+            people = sorted({label.by for label in item.deciding})
+            row |= {"label": item.decision, "by": ", ".join(people), "graded": True}
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

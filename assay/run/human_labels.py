@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -144,11 +145,6 @@ class LabelFile:
                 self._write(asdict(_Undo(new_id(), by, now(), id)))
         return label
 
-    def guide(self, hash: str) -> str | None:
-        """Return the text of a guide; None if the run has no such guide."""
-        path = self.folder / _GUIDES / f"{hash}.txt"
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
-
     def _write(self, row: dict[str, object]) -> None:
         # A new Journal per row repairs the incomplete last line of another, killed process.
         journal = Journal(self.path)
@@ -214,6 +210,11 @@ def _check_label(label: HumanLabel, where: str) -> None:
     if wrong := [one.mark for one in label.marks if one.mark not in MARKS]:
         found = repr(wrong[0])[:60]
         raise RunError(message(f"{where} marks", found, ", ".join(MARKS), _REMEDY))
+    ends = [-1, *(one.end for one in label.marks)]
+    is_marked = label.choice == "marked"
+    if is_marked != bool(label.marks) or any(one >= next for one, next in pairwise(ends)):
+        found, accepted = f"{len(label.marks)} marks", "marks with rising ends, for marked steps"
+        raise RunError(message(f"{where} marks", found, accepted, _REMEDY))
 
 
 _REMEDY = "fix or remove the line"

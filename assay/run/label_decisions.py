@@ -10,7 +10,7 @@ from typing import Any
 from assay.run.agreement import cohen_kappa, krippendorff_alpha, observed_agreement
 from assay.run.human_labels import SKIP, HumanLabel, LabelKind, Shown
 
-Vote = str | tuple[Any, ...]
+Vote = str | tuple[tuple[int, str], ...]
 FIRST, SECOND, TIE = "first", "second", "tie"
 """Votes on a pair: the first or second completion of `LabelledItem.completions` is better."""
 
@@ -91,7 +91,9 @@ def vote_words(item: LabelledItem, vote: Vote) -> str:
     """Return a vote as text: on a pair, the id of the better completion."""
     if item.kind == "compare" and vote in (FIRST, SECOND):
         return item.completions[vote == SECOND].id
-    return str(vote)
+    if isinstance(vote, tuple):
+        return ", ".join(mark for _, mark in vote)
+    return vote
 
 
 def agreement_of(items: Sequence[LabelledItem]) -> dict[str, Any]:

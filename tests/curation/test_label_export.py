@@ -93,22 +93,7 @@ def test_two_annotators_end_up_in_the_training_set_of_a_reward_model(
         assert row["guides"] == [digest(GUIDE)]
     people = [(row["people"], row["adjudicated"]) for row in rows]
     assert people.count((["cleo"], True)) == 1 and people.count((["anna", "ben"], False)) == 36
-    save_tiny_model(tmp_path / "model")
-    result = train(
-        {
-            "run": {"directory": str(tmp_path / "runs"), "name": "rm", "threads": 1},
-            "model": {"path": str(tmp_path / "model")},
-            "reward_model": {
-                "kind": "preference",
-                "rows": [str(labelled.parent / "out")],
-                "format": "plain",
-                "rows_per_step": 19,
-            },
-        },
-        quiet=True,
-    )
-    metrics = (Path(result.run) / "metrics.jsonl").read_text().splitlines()
-    assert len(metrics) == 2
+    assert len(reward_model(tmp_path, labelled.parent / "out", "preference")) == 10
     sources = [str(labelled.parent / "out/rows.jsonl")]
     assert len(LOADERS["preference"](sources)) == len(load_preferences(sources)) == 37
 
@@ -226,3 +211,70 @@ def test_a_run_without_labels_and_a_folder_without_a_run_are_refused(run: Path) 
         export(run)
     with pytest.raises(RunError, match="no run directory"):
         export(run.parent)
+
+
+def answer_all(run: Path, by: str, kind: str, answers: Callable[[int], dict[str, str]]) -> None:
+    """Label all completions of a run. answers: fields of the form, by the completion's number."""
+    (run.parent / "guide.md").write_text(GUIDE)
+    app = ViewServer([run], TOKEN, Labelling(run.parent / "guide.md", by, 1.0))
+    while True:
+        text = get(app, f"label?{urlencode({'run': run, 'kind': kind})}").text
+        if (form := form_of(text)) is None:
+            break
+        (number,) = map(int, re.findall(r"So it is (\d),", text))
+        reply = post(app, form.action, {**form.fields, **answers(number)})
+        assert reply.status == 303, reply.text
+    app._closing.set()
+    app._threads.shutdown(wait=True)
+
+
+def reward_model(folder: Path, rows: Path, kind: str) -> list[dict[str, Any]]:
+    """Train a tiny reward model on a folder of rows; return its metrics."""
+    save_tiny_model(folder / "model")
+    stage = {"kind": kind, "rows": [str(rows)], "format": "plain", "rows_per_step": 4}
+    tree = {
+        "run": {"directory": str(folder / "runs"), "name": kind, "threads": 1},
+        "model": {"path": str(folder / "model")},
+        "reward_model": stage,
+    }
+    result = train(tree, quiet=True)
+    lines = (Path(result.run) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_grades_train_an_outcome_reward_model(run: Path, tmp_path: Path) -> None:
+    choices = ("passed", "failed", "unsure", "skip")
+    answer_all(run, "anna", "grade", lambda number: {"choice": choices[number]})
+    manifest = export(run, kind="outcome")
+    assert {each.name: each.took for each in manifest.filters}["unsure"] == 3
+    labels = {
+        re.findall(r"So it is (\d),", row["completion"])[0]: row["label"] for row in rows_in(run)
+    }
+    assert manifest.rows == 6 and labels == {"0": True, "1": False}
+    assert len(reward_model(tmp_path, run.parent / "out", "outcome")) == 2
+
+
+def test_marks_train_a_process_reward_model(run: Path, tmp_path: Path) -> None:
+    marks = {
+        0: ("right", "right"),
+        1: ("right", "wrong"),
+        2: ("wrong", "unsure"),
+        3: ("right",) * 2,
+    }
+
+    def answer(number: int) -> dict[str, str]:
+        first, second = marks[number]
+        return {"choice": "marked", "mark_0": first, "mark_1": second}
+
+    answer_all(run, "anna", "steps", answer)
+    answer_all(run, "ben", "steps", lambda n: answer(n if n != 3 else 1))
+    manifest = export(run, kind="process")
+    assert manifest.rows == 9
+    assert manifest.measured["items with several labels"] == 12
+    # 3 of 24 steps differ.
+    assert manifest.measured["observed agreement"] == pytest.approx(21 / 24)
+    for row in rows_in(run):
+        number = int(re.findall(r"So it is (\d),", row["completion"])[0])
+        values = {"right": 1, "wrong": 0, "unsure": 0.5}
+        assert row["labels"] == [values[mark] for mark in marks[number]]
+    assert len(reward_model(tmp_path, run.parent / "out", "process")) == 3

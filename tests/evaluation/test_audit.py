@@ -13,6 +13,7 @@ from train_worlds import World
 from assay.cli.command import run_command
 from assay.errors import ConfigError, DataError, RunError, VerifierError
 from assay.evaluation.audit import audit, label, read_queue
+from assay.run.human_labels import HumanLabel, LabelFile, Shown, digest, new_id
 from assay.run.intervals import share_interval
 from assay.run.rollout_log import RolloutLog
 from assay.training.api import train
@@ -274,3 +275,37 @@ def test_a_labelled_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         path.write_text(json.dumps(wrong) + "\n", encoding="utf-8")
         with pytest.raises(VerifierError, match=r"labelled.jsonl:1: found .*\(passed or failed\)"):
             self_test_on(path, "math", num_workers=1)
+
+
+def grade(by: str, row: dict, choice: str) -> HumanLabel:
+    shown = (Shown(row["id"], digest(row["completion"])),)
+    time = "2026-01-01T00:00:00+00:00"
+    return HumanLabel(new_id(), by, time, "grade", digest("guide"), row["step"], "g", shown, choice)
+
+
+def test_grades_from_the_viewer_label_the_queue(run: Path) -> None:
+    audit(run, "texts:by_length", count=1000)
+    one, other, third, *_ = read_queue(run)
+    file = LabelFile(run)
+    for by, row, choice in (
+        ("anna", one, "passed"),
+        ("ben", one, "passed"),
+        ("anna", other, "passed"),
+        ("ben", other, "failed"),
+        ("anna", third | {"completion": "another text"}, "passed"),
+    ):
+        file.append(grade(by, row, choice), "guide")
+    result = audit(run)
+    rows = read_queue(run)
+    assert (rows[0]["label"], rows[0]["by"]) == ("passed", "anna, ben")
+    assert [row["label"] for row in rows[1:]] == [None] * (len(rows) - 1)
+    assert result.waiting == result.rows - 1
+    assert len((run / "audit/labelled.jsonl").read_text().splitlines()) == 1
+    # A grade that was taken back labels nothing, and a label in the queue stays.
+    file.undo(next(each.id for each in file.read() if each.by == "ben"), "ben")
+    file.append(grade("ben", one, "failed"), "guide")
+    assert read_queue(run)[0]["label"] is None
+    assert audit(run).waiting == result.rows
+    answers = iter(["p", "q"])
+    label(run, lambda text: next(answers), lambda text: None, "Ada")
+    assert read_queue(run)[0]["by"] == "Ada"

@@ -14,6 +14,8 @@ from assay.errors import RunError
 from assay.run.human_labels import HumanLabel, LabelFile, Shown, digest, new_id
 from assay.run.label_decisions import agreement_of, labelled_items
 
+ONE = {"id": "a", "text": "x"}
+MARKED = {"kind": "steps", "choice": "marked", "shown": [ONE]}
 GUIDE = "Prefer the right answer. é\ud800"
 
 
@@ -41,7 +43,8 @@ def test_labels_are_read_as_written(tmp_path: Path) -> None:
     for label in labels:
         file.append(label, GUIDE)
     assert file.read() == labels
-    assert file.guide(digest(GUIDE)) is not None and file.guide("other") is None
+    (kept,) = (tmp_path / "labels/guides").iterdir()
+    assert kept.read_bytes() == GUIDE.encode("utf-8", "surrogatepass")
 
 
 def test_undo_takes_back_only_the_persons_own_label(tmp_path: Path) -> None:
@@ -97,6 +100,10 @@ def test_two_writers_at_once_lose_no_label(tmp_path: Path) -> None:
         ({"step": "x"}, 'step: found "x"'),
         ({"by": None}, "by"),
         ({"marks": [{"end": 1, "mark": "good"}]}, "marks: found 'good'"),
+        ({"marks": [{"end": 1, "mark": "right"}]}, "marks: found 1 marks"),
+        (MARKED, "marks: found 0 marks"),
+        ({**MARKED, "marks": [{"end": 3, "mark": "right"}] * 2}, "marks: found 2 marks"),
+        ({**MARKED, "marks": [{"end": -1, "mark": "right"}]}, "marks: found 1 marks"),
     ],
 )
 def test_a_damaged_line_is_named_in_one_line(

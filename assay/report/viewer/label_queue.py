@@ -7,7 +7,7 @@ it. Every other item is offered to one person only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from random import Random
@@ -61,11 +61,13 @@ class LabelQueue:
         kind: LabelKind,
         labels: Sequence[HumanLabel],
         only: tuple[int, str] | None = None,
+        first: Collection[Key] = (),
     ) -> Iterator[Item]:
         """Yield the items that this person should label, the next one first.
 
         table: columns of a `RolloutIndex`. only: step and id of the single group to label; its
-        items are offered even if other people have labelled them.
+        items are offered even if other people have labelled them. first: single completions that
+        are offered to everyone, before all others.
         """
         some = [label for label in labels if label.kind == kind and not label.adjudicates]
         mine = {_key_of(label) for label in some if label.by == self.by}
@@ -73,12 +75,17 @@ class LabelQueue:
         groups = self._groups_of(table)
         if only is not None:
             groups = [group for group in groups if (group.step, group.group) == only]
+        for group in groups if first else ():
+            for one in group.members:
+                item = Item(group.step, group.group, (one,))
+                if item.key in first and item.key not in mine:
+                    yield item
         size = max((len(group.members) for group in groups), default=0)
         # One item of every group comes before a second item of any group.
         for rank in range(size * (size - 1) // 2 if kind == "compare" else size):
             for group, is_shared in self._ordered(groups, kind, rank):
                 item = self._drawn(group, kind, rank)
-                if item is None or item.key in mine:
+                if item is None or item.key in mine or item.key in first:
                     continue
                 if is_shared or only is not None or item.key not in others:
                     yield item

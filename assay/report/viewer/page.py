@@ -34,6 +34,13 @@ FORM_HEADERS = {**HEADERS, "referrer-policy": "same-origin"}
 # Each status also has a symbol, for readers who cannot distinguish the colors.
 SYMBOLS = {"passed": "✓", "failed": "✗", "not_judged": "?"}
 
+LABEL_PAGES = {
+    "compare": "compare completions",
+    "grade": "grade completions",
+    "steps": "mark steps",
+}
+"""Names of the pages for labelling, by kind of label."""
+
 _FRAME = """<!doctype html>
 <html lang="en">
 <head>
@@ -91,6 +98,11 @@ class Links:
         """Return an HTML link. text: HTML of the link text. key: keyboard shortcut."""
         short = f' data-key="{key}" aria-keyshortcuts="{key}"' if key else ""
         return f'<a href="{self.to(page, **parameters)}"{short}>{text}</a>'
+
+    def label_ways(self, run: str, **only: Any) -> list[str]:
+        """Return links to the label pages of a run, or of one group; [] if nobody labels here."""
+        found = LABEL_PAGES.items() if self.labels else ()
+        return [self.a(name, "label", run=run, kind=kind, **only) for kind, name in found]
 
     def page(self, title: str, path: Iterable[str], body: str, live: str = "") -> str:
         """Return a complete HTML page.

@@ -198,8 +198,8 @@ def _group_html(links: Links, run: OpenedRun, rows: Sequence[Mapping[str, Any]])
     problem = links.a(
         safe(first["problem_id"] or "?"), "problem", run=run.key, id=first["problem_id"]
     )
-    where = {"run": run.key, "step": first["step"], "group": first["group_id"]}
-    label = f"<p>{links.a('compare completions', 'label', **where)}</p>" if links.labels else ""
+    ways = links.label_ways(run.key, step=first["step"], group=first["group_id"])
+    label = f"<p>{' · '.join(ways)}</p>" if ways else ""
     return (
         f'<section class="item group"><h2>{problem}</h2>'
         f'<div class="excerpt">{_excerpt(first["prompt"] or "", "")}</div>'

@@ -59,7 +59,7 @@ def run_page(links: Links, run: OpenedRun, records: Records) -> str:
         links.a("parts in conflict", "rollouts", run=run.key, conflict=True),
         links.a("longest", "rollouts", run=run.key, order="longest"),
         links.a("flipped problems", "rollouts", run=run.key, order="flipped"),
-        *([links.a("compare completions", "label", run=run.key)] if links.labels else []),
+        *links.label_ways(run.key),
     ]
     spent = f" · {format_seconds(listed.seconds)}" if listed.seconds else ""
     body = (

@@ -333,3 +333,64 @@ def test_an_empty_or_missing_guide_is_refused(tmp_path: Path) -> None:
             path.write_bytes(content)
         with pytest.raises(UserError, match="--guide"):
             Labelling(path, "anna").check()
+
+
+def test_a_grade_is_recorded_with_its_comment(serve, folder: Path) -> None:
+    app = serve()
+    form = next_form(app, folder, kind="grade")
+    assert [value for _, value in form.buttons] == ["passed", "failed", "unsure", "skip"]
+    fields = {**form.fields, "choice": "failed", "comment": f" {HOSTILE} "}
+    reply = post(app, form.action, fields)
+    assert reply.headers["location"].endswith("kind=grade")
+    (label,) = LabelFile(folder).read()
+    assert (label.kind, label.choice, label.comment) == ("grade", "failed", HOSTILE)
+    assert len(label.shown) == 1 and not label.marks
+    long = {**fields, "comment": "x" * 2001}
+    assert post(app, form.action, long).status == 400
+    assert next_form(app, folder, kind="grade").fields != form.fields
+    assert page_of(app, folder, kind="stars").status == 400
+
+
+def test_the_queue_of_the_audit_is_graded_first(serve, folder: Path) -> None:
+    rows = load_run(folder).rollouts()
+    queue = [
+        {"id": row["completion_id"], "step": row["step"], "label": label, "spec": spec, **other}
+        for row, label, spec, other in (
+            (rows[0], None, {"answer": "<b>17</b>"}, {}),
+            (rows[5], "passed", {"answer": "1"}, {}),
+            (rows[7], None, {"answer": "1"}, {"step_scores": [0.1]}),
+        )
+    ]
+    (folder / "audit").mkdir()
+    path = folder / "audit/queue.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in queue))
+    for by in ("anna", "ben"):
+        app = serve(by=by)
+        text = page_of(app, folder, kind="grade").text
+        assert "answer: &lt;b&gt;17&lt;/b&gt;" in text and html.escape(rows[0]["text"]) in text
+        answer(app, form_of(text), "passed")
+        assert "answer:" not in page_of(app, folder, kind="grade").text
+    path.write_text("broken\n" + path.read_text())
+    assert page_of(app, folder, kind="grade").status == 409
+
+
+def test_each_step_needs_a_mark(serve, folder: Path) -> None:
+    app = serve()
+    text = page_of(app, folder, kind="steps").text
+    form = form_of(text)
+    assert text.count('<fieldset class="step">') == 2 and text.count('type="radio"') == 6
+    marks = {"mark_0": "right", "mark_1": "wrong"}
+    for wrong in ({}, {"mark_0": "right"}, {**marks, "mark_1": "good"}):
+        reply = post(app, form.action, {**form.fields, "choice": "marked", **wrong})
+        assert reply.status == 400 and "for each of 2 steps" in reply.text
+    fields = {**form.fields, "choice": "marked", **marks}
+    assert post(app, form.action, fields).status == 303
+    assert post(app, form.action, {**form.fields, "choice": "skip"}).status == 303
+    marked, skipped = LabelFile(folder).read()
+    rows = {row["completion_id"]: row["text"] for row in load_run(folder).rollouts()}
+    steps = rows[marked.shown[0].id]
+    assert [(one.end, one.mark) for one in marked.marks] == [
+        (steps.index("\n") - 1, "right"),
+        (len(steps) - 1, "wrong"),
+    ]
+    assert skipped.choice == "skip" and not skipped.marks

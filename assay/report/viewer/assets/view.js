@@ -104,6 +104,15 @@
     const typing = event.target.closest("input[type=search], select, textarea");
     if (event.key === "Escape" && typing) { event.target.blur(); return; }
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    // Marks of steps: a key marks the first step without a mark.
+    const step = [...document.querySelectorAll("fieldset.step")].find(one => !one.querySelector(":checked"));
+    const mark = step && [...step.querySelectorAll("[data-mark]")].find(one => one.dataset.mark === event.key);
+    if (mark) {
+      if (!event.repeat) mark.click();
+      (step.nextElementSibling || step).scrollIntoView({ block: "center" });
+      event.preventDefault();
+      return;
+    }
     const moves = { j: 1, k: -1 };
     if (moves[event.key]) move(moves[event.key]);
     else if (event.key === "?") toggleHelp();
