@@ -130,5 +130,8 @@ def _ratings_of(item: LabelledItem) -> list[dict[str, Vote]]:
 
 
 def guides_of(items: Iterable[LabelledItem]) -> dict[str, int]:
-    """Return the number of deciding labels per guide, by the guide's hash."""
+    """Return the number of labels per guide, by the guide's hash.
+
+    The labels that an adjudication replaced do not count.
+    """
     return dict(Counter(label.guide for item in items for label in item.deciding))

@@ -132,7 +132,7 @@ def test_a_skipped_pair_is_not_offered_again(serve, folder: Path) -> None:
 def test_all_pairs_of_a_group_are_labelled_on_its_page(serve, folder: Path) -> None:
     app = serve()
     step = get(app, f"step?{urlencode({'run': folder, 'step': 1})}").text
-    (link,) = re.findall(r'href="([^"]*label\?[^"]*group=p1%231[^"]*)"', step)
+    (link,) = re.findall(r'href="([^"]*label\?[^"]*kind=compare[^"]*group=p1%231[^"]*)"', step)
     place = html.unescape(link).removeprefix(f"/{TOKEN}/")
     pairs = set()
     while (form := form_of(get(app, place).text)) is not None:
