@@ -140,7 +140,7 @@ def test_all_pairs_of_a_group_are_labelled_on_its_page(serve, folder: Path) -> N
         reply = answer(app, form, "right")
         assert reply.headers["location"] == f"/{TOKEN}/{place}"
     assert len(pairs) == 6
-    assert "labelled all pairs of this group" in get(app, place).text
+    assert "labelled all of this group" in get(app, place).text
 
 
 def test_everyone_meets_the_overlap_and_no_other_pair_twice(serve, folder: Path) -> None:
