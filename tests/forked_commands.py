@@ -50,6 +50,7 @@ def import_commands() -> None:
     import assay.training.api
     import assay.training.preference
     import assay.training.reward_model
+    import assay.training.rl_run
     import assay.verify.redteam.team  # noqa: F401
 
     torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from train_killer import STAGES as TREES
-from train_killer import attempt, fingerprint, rl_tree, thinking_tree
+from train_killer import attempt, fingerprint, import_all, rl_tree, thinking_tree
 from train_worlds import World
 
 from assay.generate.slots import Slots
@@ -90,6 +90,7 @@ def kill_within_steps(world: World, stage: str, killer: Killer) -> dict[str, Any
 
 
 if __name__ == "__main__":
+    import_all()
     sampled_log.SECONDS_BETWEEN_WRITES = 0.0
     world, killer = World(Path(sys.argv[1])), Killer()
     print(json.dumps({stage: kill_within_steps(world, stage, killer) for stage in sys.argv[2:]}))

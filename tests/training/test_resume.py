@@ -27,7 +27,7 @@ from assay.training.api import train
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent  # this tree, wherever the package was installed from
-PATHS = os.pathsep.join(map(str, (HERE, ROOT)))
+PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
 
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from train_worlds import World, rows_of
 
@@ -30,6 +31,14 @@ from assay.training import teacher_cache
 
 STEPS = 6
 KILLED: set[int] = set()
+
+
+def import_all() -> None:
+    """Import what a training does, so that its forks need not: it took half of their time."""
+    from forked_commands import import_commands  # other programs lack its folder
+
+    import_commands()
+    pa.array([0])  # with pandas, which pyarrow imports only now
 
 
 def rl_tree(world: World) -> dict[str, Any]:
@@ -317,6 +326,7 @@ def kill_again_and_again(world: World, seed: int, num_kills: int, stage: str) ->
 
 
 if __name__ == "__main__":
+    import_all()
     folder, seed, num_kills, *stages = sys.argv[1:]
     teacher_cache.PART = 3  # traces in a file
     given = (World(Path(folder)), int(seed), int(num_kills))
