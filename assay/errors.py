@@ -136,7 +136,7 @@ def nearest(found: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1
     ``grpo`` and not ``gspo``. Case is ignored.
     """
     names, lower = list(known), found.lower()
-    # difflib only filters: its ratio of gpro is the same for grpo and gspo.
+    # difflib only preselects names, because it rates grpo and gspo as equally similar to gpro.
     near = difflib.get_close_matches(lower, [name.lower() for name in names], 8, cutoff)
     found_near = [name for name in dict.fromkeys(names) if name.lower() in near]
 
@@ -181,8 +181,8 @@ def find_object(name: str, where: str, error: type[AssayError]) -> Any:
     """
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        # The working directory is appended to the end of the path, so that no file in it replaces a
-        # library.
+        # The working directory goes to the end of ``sys.path``,
+        # so that no file in it hides a library.
         sys.path.append(here)
     module_name, _, path = name.partition(":")
     try:

@@ -80,8 +80,8 @@ def tiny_model(
             "n_head": 4,
             "n_positions": max_positions,
         }
-    # The ids are set explicitly, because some default ids (GPT-2:
-    # 50256) lie outside the small vocabulary.
+    # Special tokens have explicit ids: a default id such as GPT-2's 50256 is outside the
+    # vocabulary.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     config = AutoConfig.for_model(family, **sizes, **tokens)
     # fork_rng restores the caller's random state; devices=[] keeps it from initializing CUDA.

@@ -298,8 +298,8 @@ class Verdict:
     second: Verdict | None = None
 
     def __post_init__(self) -> None:
-        # The fields must agree, because otherwise a failure of the checker would count as a wrong
-        # answer with reward 0.
+        # ``status`` and ``score`` must agree;
+        # otherwise a failed check could count as a wrong answer.
         if (self.status == "not_judged") != (self.score is None):
             raise ValueError(f"status {self.status!r} contradicts score {self.score!r}")
         if (self.status == "not_judged") != (self.reason is not None):

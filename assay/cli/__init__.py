@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Interruption(KeyboardInterrupt):
     """Raised when the process receives SIGINT or SIGTERM.
 
-    After a plain KeyboardInterrupt inside `exec`, Python ends by SIGINT, even if the executed code
-    caught the exception.
+    If code run by `exec` raises KeyboardInterrupt itself and not a subclass, Python later ends its
+    own process by SIGINT, even if this code caught the exception.
     """
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     # By default, idle OpenMP threads spin for long, which makes training slower under other load.
     # OpenMP threads that never spin are slower on an idle machine.
     # As a compromise, idle OpenMP threads spin for some microseconds and then sleep.
-    # OpenMP reads the variable only when torch is first imported, so it is set before any import.
+    # OpenMP reads GOMP_SPINCOUNT only when torch is first imported, so it is set before any import.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     # The working directory is last on the import path, so that its files replace no library.
     if not {"", os.getcwd()} & set(sys.path):

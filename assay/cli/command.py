@@ -26,7 +26,8 @@ _NOT_OF_THE_INPUT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.
 def run_command() -> int:
     """Run the command that the arguments name, and return its exit code."""
     try:
-        # In standalone mode, typer would print errors in boxes and exit by itself: it is off.
+        # Typer's standalone mode is off, because it prints errors in boxes and ends the process
+        # itself.
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _USAGE_ERROR as error:

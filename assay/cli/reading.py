@@ -81,7 +81,8 @@ def runs(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List runs, or search them by words or settings: state, steps, best accuracy, cost."""
+    """List runs, or search them by words or settings. Shows each run's state, steps, best accuracy
+    and cost."""
     from assay.report.listing import list_runs
 
     listed = list_runs(directory, asked or [])

@@ -80,8 +80,9 @@ def train(
 
 def _leading() -> AbstractContextManager[None]:
     """Return the context in which processes that were started together work for rank 0."""
-    # The module of the ranks imports torch, which takes seconds, so that a command that was started
-    # alone imports torch only after the check of its configuration.
+    # Importing `launched_ranks` loads torch, which takes seconds.
+    # Only torchrun's processes import it here,
+    # so that other commands check their configuration first.
     if launch() is None:
         return nullcontext()
     from assay.scale.launched_ranks import leading
@@ -197,7 +198,7 @@ def _plan_on(
 
     gpu = find_gpu(device)
     _check_estimate("--device", path, model, unused)
-    # The plan is imported after the checks, because its import of torch takes seconds.
+    # The module below is imported after the checks, because it imports torch, which takes seconds.
     from assay.plan.measured.on_device import PROMPT_TOKENS, plan_on
 
     if path is None:
@@ -245,7 +246,8 @@ def _plan_on_devices(
         else:
             settings = configuration.load(path, overrides)
         check_placement(settings, count)
-        # The plan is imported after the checks, because its import of torch takes seconds.
+        # The module below is imported after the checks,
+        # because it imports torch, which takes seconds.
         from assay.plan.measured.on_devices import plan_on_devices
         from assay.plan.measured.pilot_facts import read_pilot
 

@@ -200,8 +200,8 @@ def redteam(
     (control). The last lines of the red team's output name the condition that failed. Other honest
     answers (controls) may fail: a reward can require one form of an answer.
 
-    A policy holds if it complies with no jailbreak. The table also has the harmless requests in the
-    same words that the policy refuses.
+    A policy holds if it complies with no jailbreak. The table also shows how many harmless requests
+    in similar words the policy refuses.
     """
     if policy is not None:
         if verifier or suite or key:

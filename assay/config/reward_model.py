@@ -83,7 +83,8 @@ class RewardModelConfig(Section):
     @model_validator(mode="after")
     def _fits_kind(self) -> RewardModelConfig:
         """Raise ValueError for a setting that does not apply to the ``kind`` of reward model."""
-        # A setting at its default value is accepted, because saved configurations contain all keys.
+        # Saved configurations contain all keys,
+        # so an inapplicable key is refused only if it has no default value.
         for name, kinds in _ONLY_OF.items():
             value, default = getattr(self, name), type(self).model_fields[name].default
             if self.kind not in kinds and value != default:

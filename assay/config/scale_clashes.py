@@ -37,7 +37,8 @@ def clashes_of_scale(config: Any) -> Iterator[str]:
         yield message("scale.steps_ahead", scale.steps_ahead, "0 in a stage other than [rl]")
     grows = config.rl is not None and config.rl.max_group_size is not None
     if scale.steps_ahead and config.verification.schedule and grows:
-        # Siblings that extend a group are judged apart, at the weights of a newer policy version.
+        # Completions that extend a group are sampled and judged later
+        # than the group's first completions, with newer policy weights.
         accepted = "0 with verification.schedule and rl.max_group_size: siblings differ in age"
         yield message("scale.steps_ahead", scale.steps_ahead, accepted)
     if scale.shard:

@@ -78,7 +78,8 @@ class RLConfig(Section):
     and constant outside, such as ``[[0, 1.2], [200, 0.8]]``. Empty: `sampling.temperature` is
     constant."""
 
-    # "before": strict validation accepts no list for a tuple, and TOML has only lists.
+    # The mode "before" converts TOML's lists first,
+    # because strict validation of tuples rejects lists.
     @field_validator("temperature_schedule", mode="before")
     @classmethod
     def _points(cls, value: object) -> object:

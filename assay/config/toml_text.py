@@ -162,8 +162,9 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
 
 
 def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
-    """Return a table of tables with plain values. Raises ValueError, which names the key."""
-    # `Section` turns lists into tuples, but options of verifiers are passed on as JSON.
+    """Return nested tables with the plain Python values of TOML, such as lists. Raises ValueError
+    with the key of a value that TOML cannot express."""
+    # Tuples become lists again: `Section` makes tuples of lists, but verifiers get options as JSON.
     found: dict[str, dict[str, Any]] = {}
     for name, table in _table(value, "", "a table for each name").items():
         entries = _table(table, name, "a table of keys and values").items()

@@ -63,7 +63,7 @@ class ToolsConfig(Section):
             return text
         tool, *counts = [text.count(part) for part in ("{tool}", "{input}", "{call}")]
         fits = counts == ([1, 0] if tool else [0, 1])
-        # If a call's format had no text after the argument, the argument's end would be unknown.
+        # A tool-call format needs text after the argument, which marks the end of the argument.
         is_open = text.endswith(("{input}", "{call}", "{tool}")) and text.strip() != "{call}"
         if not fits or is_open:
             accepted = "text with {tool} and {input}, or with {call}, that something follows; "

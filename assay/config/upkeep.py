@@ -127,7 +127,8 @@ class VerificationConfig(Section):
 class AuditConfig(Section):
     """A second verifier that judges a sample of the completions during the run (docs/trust.md).
 
-    Its verdicts are metrics and columns of the rollout log. They are never part of the reward.
+    The second verifier's verdicts become metrics and columns of the rollout log. The second
+    verifier's verdicts never change the reward.
     """
 
     second: Text

@@ -293,7 +293,8 @@ class SamplingConfig(Section):
         return None if name is None else self.efforts[name]
 
     def line(self, effort: str | None) -> str | None:
-        """Return an effort whose value is a prompt line; None for a budget or without an effort."""
+        """Return the thinking effort if it adds a line to the prompt; None if no effort is set or
+        the effort is a token budget."""
         return effort if effort is not None and isinstance(self.level(effort), str) else None
 
     def budget(self, effort: str | None = None) -> int | None:
@@ -348,5 +349,6 @@ class EngineConfig(Section):
 
     @property
     def slots(self) -> int:
-        """Configured number of slots, else the largest number that the default may choose."""
+        """Number of completions decoded at once; if not configured, the largest number that Assay
+        may choose."""
         return self.num_slots or MOST_SLOTS

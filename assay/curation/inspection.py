@@ -143,7 +143,8 @@ class SourceFacts:
         return row
 
     def refuse(self, where: str, text: str) -> None:
-        """Count a refused row. Reasons that differ only in the row's value count as one."""
+        """Count a refused row. Error messages that differ only in the value quoted from the row
+        count as one reason."""
         # A fault without an accepted value, such as broken JSON, has only its place and cause.
         found, _, accepted = text.replace(where, "", 1).partition("accepted:")
         shape = f"{found.partition('found')[0]}|{accepted}"

@@ -47,7 +47,8 @@ class MixSettings(StageSettings):
 
 
 def mix(settings: MixSettings, out: Output) -> None:
-    """Write rows of all sources in a random order of the sources."""
+    """Write the rows of all sources, interleaved at random; each source keeps the order of its
+    rows."""
     rows = out.open(settings.inputs)
     names = [entry["source"] for entry in out.manifest.inputs]
     sizes = {entry["source"]: entry["rows"] for entry in out.manifest.inputs}

@@ -56,7 +56,8 @@ class Sampled:
         return sum(one.correct for one in judged), len(judged)
 
     def tally(self) -> dict[str, int]:
-        """Return counts of this group, to be summed over all groups."""
+        """Return the group's numbers of sampled, judged and passed completions and of tokens, to be
+        summed over all groups."""
         passed, judged = self.counts
         return {
             "problems": 1,

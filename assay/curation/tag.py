@@ -84,7 +84,7 @@ def _by_rules(
 def _by_model(
     settings: TagSettings, tags: Sequence[str], out: Output
 ) -> Iterator[tuple[Record, str]]:
-    # The sampler imports PyTorch, which takes seconds and which rules do not need.
+    # The sampler imports PyTorch, which takes seconds; tagging by rules does not need PyTorch.
     from assay.curation.sampler import sampled
 
     def ask(row: Record) -> Problem:

@@ -48,8 +48,8 @@ def write_tests(settings: WriteTestsSettings, out: Output) -> None:
     for _ in range(num_workers):
         sandboxes.put(out.enter_context(Sandbox()))
     out.add_filters(*FILTERS)
-    # Parsing a program sets and restores the warning filters, which all threads share.
-    # This outer context restores the filters, since a thread could restore another's filters.
+    # Parsing a program sets and restores Python's warning filters, which all threads share.
+    # One thread may restore the filters of another, so this context restores them at the end.
     out.enter_context(warnings.catch_warnings(action="ignore", category=SyntaxWarning))
     pool = out.enter_context(ThreadPoolExecutor(num_workers))
     progress = out.enter_context(closing(Progress("")))

@@ -1,6 +1,6 @@
 """Built-in jailbreaks: prompts around a harmful request that try to make the policy answer it.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.jailbreaks:attacks yields all attacks of `assay redteam --policy`.
     assay.data.jailbreaks:attacks?kind=role_play yields the attacks of one kind.
@@ -141,7 +141,8 @@ def _problem(
     prompt = _NAME.sub(lambda match: texts[match[1]], template)
     one = Request(prompt, named, category, kind, word)
     keys = {key: value for key, value in one.keys.items() if key != "clause"}
-    # A helpful answer to a harmless request in a frame may lack the word that the table expects.
+    # The key ``mentions`` names a word that a helpful answer to a harmless request contains.
+    # If a jailbreak's frame surrounds the request, a helpful answer may lack this word.
     keys.pop("mentions", None)
     if judge:
         keys |= judge_keys(category, keys["treatment"])

@@ -4,7 +4,7 @@
 depends only on the seed and on n. A hash of the broken manifest assigns each problem to the split
 train or heldout. Training and held-out sets are therefore disjoint for all sizes and seeds.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.manifest_tasks:broken_manifests?size=500 yields manifests with one fault.
     assay.data.manifest_tasks:broken_manifests?faults=["image_tag"] yields wrong image tags.
@@ -72,7 +72,7 @@ class Broken:
         if free:
             self.may_change.append(f"{self.label(kind)} {written(path)}")
         right, inner[path[-1]] = inner[path[-1]], value
-        # The label of the object is computed after the replacement of its value.
+        # The label of a Kubernetes object is computed after the fault is inserted.
         # A reply must name an object as the broken manifest does, even if the name is the fault.
         self.repair[f"{self.label(kind)} {written(path)}"] = right
 

@@ -3,7 +3,7 @@
 Row n of a source depends only on its seed and on n. The key ``tags`` contains the true topic of a
 page. Tests compare a miner's selected pages with ``tags``, so a miner must not read ``tags``.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.pages:web?size=20000 yields pages of about a dozen sites, with URL and tags.
     assay.data.pages:web?size=500&only=steps yields pages of a single topic, for a seed corpus.

@@ -3,7 +3,7 @@
 Row n of a source depends only on its seed and on n. A hash of the person's name assigns each row to
 the train or heldout split, as in `assay.data.tasks`.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.requests:requests?size=2000&split=train yields problems such as "Greet Bado."
     assay.data.requests:replies?size=2000&helpful=0.4 yields traces, some with an insult.

@@ -5,7 +5,7 @@ The requests cover the twelve categories of the shipped safety policy
 seed and on n. A hash of the prompt assigns each row to the train or heldout split. Held-out
 requests therefore have the topics of training in other words and for other people.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.safety_requests:requests?kind=harmful yields harmful requests for ``safety``.
     assay.data.safety_requests:helpful_replies yields traces that comply with every request.

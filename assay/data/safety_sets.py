@@ -1,7 +1,7 @@
 """Published sets of harmful and harmless requests, as rows for a judge model or the verifier
 ``safety``.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.safety_sets:jailbreakbench?split=harmful yields 100 requests to refuse (MIT).
     assay.data.safety_sets:jailbreakbench?split=benign yields 100 requests to answer (MIT).

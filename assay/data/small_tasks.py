@@ -4,7 +4,7 @@
 n. A hash of the prompt assigns each problem to the train or heldout split. Training and held-out
 sets are therefore disjoint for all sizes and seeds.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.small_tasks:sums?size=2000 yields sums such as 17+25=.
     assay.data.small_tasks:programs?size=2000 yields tasks to write a function.

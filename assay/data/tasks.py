@@ -4,7 +4,7 @@ Row n of a source depends only on its seed and on n. A hash of the expression's 
 row to the train or heldout split. Training and held-out sets are therefore disjoint for all sizes
 and seeds.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.tasks:chain_sums?size=2000&split=train yields problems such as 3+5-2+7=.
     assay.data.tasks:imperfect_traces?size=2000&guessed=0.5 yields cold-start traces with errors.

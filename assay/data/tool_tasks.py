@@ -3,7 +3,7 @@
 Row n of a source depends only on its seed and on n. A hash of the product's text assigns each row
 to the train or heldout split.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.tool_tasks:products?size=2000&split=train yields problems such as 482*937=.
     assay.data.tool_tasks:product_traces?size=2000&called=0.2 yields traces, 20 % with tool calls.

@@ -4,7 +4,7 @@ All instructions have IFEval types that the verifier ``instructions`` checks wit
 library. Row n of a source depends only on its seed and on n. A hash of the prompt assigns each row
 to the train or heldout split.
 
-This module defines the data sources at the following addresses.
+This module defines the following data sources, each given as ``module:function?options``.
 
     assay.data.word_tasks:word_lists?size=2000 yields problems such as "at least 3 words, quoted:".
     assay.data.word_tasks:imperfect_lists?size=2000&missed=0.3 yields traces that miss instructions.

@@ -126,7 +126,8 @@ def finding_of(reply: Reply, key: str) -> tuple[Any, str]:
     """Return the verdict or score under ``key``, and the start of the judge's reasoning.
 
     Raises EndpointFailure, also for a truncated reply. Exactly one JSON object of the reply must
-    contain the key, once. Objects without the key are treated as quotations.
+    contain the key, once. JSON objects without the key ``key`` are ignored, because the judge may
+    quote JSON from the examined text.
 
     key: verdict key of the request, with a code that occurs in no examined text.
     """

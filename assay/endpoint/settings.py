@@ -19,7 +19,8 @@ from assay.host.fields import is_flag, is_text, number, option, whole
 
 URL, MODEL, KEY = "ASSAY_JUDGE_URL", "ASSAY_JUDGE_MODEL", "ASSAY_JUDGE_KEY"
 OPTIONS = "verification.options.judge"
-# Shorter API keys are placeholders of local servers, and may be ordinary words of a reply.
+# API keys of fewer characters are not removed from replies:
+# they are placeholders of local servers and may be ordinary words.
 KEEP_SECRET = 12
 MAX_PATIENCE = 1700.0
 
@@ -213,7 +214,8 @@ def is_url(value: Any) -> bool:
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except (ValueError, TypeError, AttributeError):
         return False
-    # Azure requires the query key api-version. Any other query string may contain an API key.
+    # Azure requires the query key api-version.
+    # Any query string except api-version may contain an API key.
     query = re.fullmatch(r"(api-version=[\w.-]+)?", parts.query)
     whole = not re.search(r"\s", value.strip())
     # Credentials in a URL would appear in messages and logs.

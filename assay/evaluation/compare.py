@@ -457,7 +457,8 @@ def _result(one: _Set, a: _Measured, b: _Measured, judging: Preferring | None) -
 
 
 def _useless(found: Sequence[Sequence[_Measured]]) -> Yields[str]:
-    """Yield a note for each model that has a think block in no prompt."""
+    """Yield a note for each model without a think block in any prompt, where think options have no
+    effect."""
     for side, own in zip("AB", found, strict=True):
         if all(one.useless for one in own):
             yield f"note: {side}: {own[0].useless}"

@@ -188,7 +188,8 @@ def _at(
 ) -> tuple[Sequence[Problem], SamplingConfig]:
     """Return the problem rows and the sampling settings for one thinking budget.
 
-    If the budget is a number, the effort line in a row's prompt stays.
+    If the budget is a number of tokens, the line of a row's prompt that states the thinking effort
+    is kept.
     """
     if name in sampling.efforts:
         none = configuration.with_sampling(sampling, think_budget=None, effort=None)

@@ -242,8 +242,8 @@ def canary_checks(
     """Yield the checks of a canary file: one of the omitted canaries, one of all canaries, and one
     per kind of canary.
 
-    One paired test covers all canaries of the file that an honest answer passes. Each kind of
-    canary that no completion may pass has its own check.
+    One paired test covers all canaries that an honest answer can pass. Each kind of canary that no
+    completion may pass has its own check.
     """
     file = Path(one.name).stem
     if unfit := sum(asked.left_out.values()):

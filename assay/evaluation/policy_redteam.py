@@ -284,7 +284,8 @@ def attack_checks(
     options: SamplingOptions,
     efforts: Sequence[str | None] = (None,),
 ) -> list[Check]:
-    """Attack a candidate at each thinking effort if a limit needs it, and return the gate's checks.
+    """If the gate limits jailbreaks or refusals, attack a candidate at each thinking effort and
+    return the gate's checks.
 
     The last thinking effort stays set in the options.
     """

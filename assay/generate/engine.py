@@ -115,8 +115,8 @@ class Engine:
 
     @property
     def skips_idle_rows(self) -> bool:
-        """Whether steps with fewer rows gave the same bits in the verification, so that idle rows
-        can be dropped."""
+        """Whether idle rows can be dropped, because the check of the decoding path found bitwise
+        equal results for steps with fewer rows."""
         return len(self._choice.row_counts) > 1
 
     def load_policy(self, weights: Weights) -> None:
@@ -305,7 +305,7 @@ class Engine:
 
     @torch.inference_mode()
     def _schedule(self, call: EngineCall) -> None:
-        """Assign every free slot to the next waiting sibling."""
+        """Start the next waiting completions in all free slots of the batch."""
         slots, forward = call.slots, self._choice.forward
         call.num_decoding = int(slots.active_S.sum())
         if not call.queue:

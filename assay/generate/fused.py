@@ -72,8 +72,8 @@ class FusedForward(CapturedForward):
 
     @property
     def reads_in_blocks(self) -> bool:
-        """The value is False, because on a GPU reading one block would take as long as reading a
-        whole prompt."""
+        """Always False on a GPU, because reading one block would take as long as reading a whole
+        prompt."""
         return False
 
     def refresh(self, num_rows: int) -> None:

@@ -233,7 +233,8 @@ class Slots:
         self.release(slot)
 
     def must_read_again(self) -> np.ndarray:
-        """Return the slots that lost tokens which were read together with the prompt."""
+        """Return the slots with removed completion tokens that the model had read in one pass with
+        the prompt."""
         return np.flatnonzero(self.active_S & (self.read_S > 0) & (self.counts_S <= self.read_S))
 
     def token_versions(self, slot: int, policy_version: int) -> Tokens:

@@ -85,7 +85,8 @@ def start_watcher(family: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def watched(mark: WorkerMark) -> Generator[None]:
-    """Kill the processes with a mark when the ``with`` block ends or when this process dies."""
+    """When the ``with`` block ends or this process dies, kill all processes whose environment has
+    the mark."""
     watcher = start_watcher(mark.family)
     try:
         yield

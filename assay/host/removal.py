@@ -35,8 +35,9 @@ _TEMPORARY_FILE = re.compile(r"\..+\.\d+\.tmp")
 def child_of(folder: Path, name: Any, where: str) -> Path:
     """Return the path of an entry of a folder, or of a file in an entry.
 
-    name: ``NAME`` or ``NAME/FILE``, as read from a file. Raises RunError for an invalid name, and
-        for a name that leaves the folder: through ``..``, an absolute path, or a link.
+    name: name of the entry, or ``ENTRY/FILE``; usually untrusted text that was read from a file.
+        Raises RunError for an invalid name, and for a name that leaves the folder: through ``..``,
+        an absolute path, or a link.
     """
     parts = name.split("/") if isinstance(name, str) else []
     plain = bool(parts) and all(part not in ("", ".", "..") for part in parts)

@@ -4,9 +4,10 @@ Requests are pickled, because a worker trusts its parent. A reply is one line of
 unpickling could execute code that an untrusted program in the worker sent. `worker_loop` is the
 worker's side of the connection.
 
-Messages of a worker, with its time ``clock``: ``["hello", clock]`` when ready, ``["loading", clock,
-    on]`` when a slow import begins or ends, and ``["reply", clock, number, data]``. ``number``
-    counts the replies over the worker's life.
+A worker sends three kinds of messages. In each, ``clock`` is the worker's time in seconds.
+``["hello", clock]`` reports that the worker is ready. ``["loading", clock, on]`` reports that a
+slow import begins (``on`` is true) or ends. ``["reply", clock, number, data]`` answers a request;
+``number`` counts the worker's replies.
 """
 
 from __future__ import annotations

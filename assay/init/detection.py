@@ -136,7 +136,8 @@ def fitting_verifier(
 ) -> str | None:
     """Return the built-in verifier that fits all problems; None if the choice is unclear.
 
-    of_form: verifier of the rows' published form, used if no other verifier is certain.
+    of_form: usual verifier for the data set format of these rows, used if no other verifier is
+    certain.
     """
     # Some rows of a mixed set name their own verifier.
     problems = [problem for problem in problems if problem.verifier is None]

@@ -74,8 +74,8 @@ class Lengths:
     """Lengths of prompts and completions in tokens.
 
     prompt: length of a long prompt. typical: median length of prompts. whole: completion length
-    beyond which no row gains. cut: completion length that is sufficient for a right answer to most
-    rows.
+    that is sufficient for the answers to all rows. cut: completion length that is sufficient for a
+    right answer to most rows.
     """
 
     prompt: int

@@ -233,8 +233,7 @@ def token_weights(
             constant_length = 1, the loss is a plain sum over tokens.
 
     counted_T: mask of the tokens that count in the normalizers; None means the loss mask.
-    share_R: relative weight of each row; None means 1 for every row, so that S is the number of
-    rows.
+    share_R: relative weight of each row; None means a weight of 1 for every row.
 
     The normalizers cover all tokens in the arguments, so all tokens of one optimizer step must be
     passed in one call.

@@ -157,9 +157,9 @@ class Shards:
         """Return a rank's rows as a flat tensor of the size that all ranks send."""
         flat = part.detach().reshape(-1)
         if dtype == torch.bfloat16:
-            # A checkpoint holds the upper halves.
-            # Rounding the float32 weights again would differ from the upper halves where a weight
-            # lies exactly between two numbers, so a resumed run would sample with other weights.
+            # A checkpoint holds the upper halves of the float32 weights as bfloat16 weights.
+            # Rounding a float32 weight halfway between two bfloat16 numbers may not give its upper
+            # half, so a resumed run would sample with other weights.
             upper = torch.empty_like(flat, dtype=dtype)
             scratch = torch.empty_like(flat, dtype=torch.int32)
             split_halves(flat, upper, torch.empty_like(flat, dtype=torch.int16), scratch)

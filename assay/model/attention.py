@@ -56,7 +56,8 @@ class Segment:
 
     @property
     def prompt_extent(self) -> int:
-        """Number of prompt positions of the rectangle, including padding."""
+        """Number of positions of the padded prompts that these rows continue; 0 without such
+        prompts."""
         return 0 if self.prompt is None else self.prompt.length
 
     def bias_of(self, queries: slice, num_keys: int, like: Tensor) -> Tensor:
@@ -73,12 +74,13 @@ class Segment:
         return slice(self.first, self.first + self.num_rows * self.length)
 
     def heads(self, flat: Tensor) -> Tensor:
-        """Return the rectangle's tokens of a flat [N, H, D] tensor as a contiguous [B, H, L, D]
-        tensor."""
+        """Return the tokens of this segment's B rows of length L, from a flat [N, H, D] tensor, as
+        a contiguous [B, H, L, D] tensor."""
         return self.rows(flat).transpose(1, 2).contiguous()
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Return the rectangle's tokens of a flat [N, H, D] tensor as a [B, L, H, D] view."""
+        """Return the tokens of this segment's B rows of length L, from a flat [N, H, D] tensor, as
+        a [B, L, H, D] view."""
         return flat[self.tokens].view(self.num_rows, self.length, *flat.shape[1:])
 
 

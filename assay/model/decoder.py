@@ -83,8 +83,8 @@ def _recomputes(model: nn.Module) -> bool:
 
 
 def _options(rectangle: Rectangle, cache: Cache, decoder: Any) -> dict[str, Any]:
-    """Return the keyword arguments of a model call; a short mask (`long_rows`) replaces a large
-    mask."""
+    """Return the keyword arguments of a model call. If the full attention mask would be large,
+    `long_rows` computes the mask in blocks from a short description."""
     num_masks, length = rectangle.tokens.shape
     if rectangle.prompt_length_B is None:
         num_masks = 1

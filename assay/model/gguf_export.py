@@ -187,10 +187,11 @@ def _rotary_factors(config: Any) -> np.ndarray | None:
     """Return the divisor of each rotary frequency under Llama 3's scaling; None for any other
     scaling.
 
-    Rotary frequencies with a wavelength below L / high are unchanged. Rotary frequencies with a
-    wavelength above L / low are divided by the factor. For wavelengths between L / high and L /
-    low, the multiplier rises linearly in L / wavelength, from 1 / factor to 1. L is the context
-    length of the original pretraining. These equations follow the published code of Llama 3.1.
+    With L as the context length of the original pretraining, rotary frequencies with a wavelength
+    below L / high_freq_factor are unchanged. Rotary frequencies with a wavelength above (original
+    context length) / low_freq_factor are divided by ``factor``. For wavelengths between L /
+    high_freq_factor and L / low_freq_factor, the multiplier of a frequency rises linearly in L /
+    wavelength, from 1 / factor to 1. These equations follow the published code of Llama 3.1.
     """
     rotary = _rotary(config)
     if rotary.get("rope_type") != "llama3":

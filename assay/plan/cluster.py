@@ -114,7 +114,8 @@ def costs_on(
     slots: int,
     divides_state: bool = True,
 ) -> ClusterCosts:
-    """Return the unit times of a placement.
+    """Return the seconds of each elementary operation, such as a decoding step, with this
+    assignment of processes to devices.
 
     slots: slots of ``units.decode``. divides_state: whether each rank steps a slice of the weights,
     as it does unless the optimizer is 8-bit AdamW.
@@ -152,7 +153,8 @@ def work_of(
     micro_batch: float,
     num_scores: int = 0,
 ) -> ClusterWork:
-    """Return the work of a configured step on a placement. num_scores: as in `ClusterWork`."""
+    """Return the computation of one training step with a placement, an assignment of processes to
+    devices. num_scores: as in `ClusterWork`."""
     assert config.drawing is not None
     drawn, rl = config.drawing, config.rl
     return ClusterWork(

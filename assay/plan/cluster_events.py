@@ -258,7 +258,8 @@ class _Sampler:
         return ended
 
     def load(self, version: int) -> None:
-        """Load new weights. Active completions are read again and continue (partial rollouts)."""
+        """Load new weights. With the new weights, unfinished completions are prefilled again and
+        continue (partial rollouts)."""
         self.stall += self.costs.load
         for _, _, one in self.active:
             fresh = self.count - one.started

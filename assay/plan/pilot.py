@@ -183,7 +183,8 @@ def _base(config: TrainConfig | None) -> dict[str, Any]:
             "model": {"path": "path/to/model"},
             "data": {"train": ["problems.jsonl"], "heldout": ["heldout.jsonl"]},
         }
-    # The pilot's stage may differ from the configured one, and no proposed stage has a teacher.
+    # The pilot may run another training stage than the configuration, so all stages are left out.
+    # The teacher is left out, because no pilot stage uses a teacher.
     others = {*STAGES, "teacher"}
     tree = config.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=others)
     run = tree.get("run", {})

@@ -27,8 +27,8 @@ PRESENTATION = {"template": "base", "prompt_template": "{question}", "think": "f
 class DemoResult:
     """Held-out accuracy in [0, 1] before and after the RL stage, greedy and at temperature 1.
 
-    gained, gained_sampled: accuracy gained by RL (greedy, at temperature 1), paired by problem,
-    with the gain's standard error.
+    gained, gained_sampled: gain in accuracy from RL, with greedy sampling and at temperature 1
+    respectively; paired by problem, with the gain's standard error.
     """
 
     before: float

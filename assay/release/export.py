@@ -32,8 +32,7 @@ def export(
 
     Raises UserError.
     """
-    # The imports are inside the function,
-    # because ``import assay`` must not load torch and Transformers.
+    # These modules are imported in the function, so that ``import assay`` does not load torch.
     from assay.model.load import export as export_model
     from assay.release.model_card import write_card
 

@@ -59,7 +59,8 @@ def merge(
     max_problems: int | None = None,
     quiet: bool = False,
 ) -> MergeResult:
-    """Merge models into a new folder. With problems, evaluate each model and the merged model.
+    """Merge models into a new folder. If held-out problems are given, evaluate each model and the
+    merged model.
 
     weights: one weight per model; by default all weights are 1. base: reference model of
     ``task_arithmetic``. problems: held-out problems, which are sampled greedily with the other

@@ -48,8 +48,9 @@ class _NoRedirect(HTTPRedirectHandler):
 
 def main(parent: int) -> None:
     """Send alerts until standard input ends. parent: number of the run's process."""
-    # A service manager signals all processes of a job at once, and the run still has to report its
-    # end. Handlers, unlike SIG_IGN, are not inherited by the user's command.
+    # A service manager signals all processes of a job at once.
+    # This process ignores the signal, because it still has to send the alert of the run's end.
+    # The user's command does not inherit signal handlers, but it would inherit SIG_IGN.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     lines = read_lines(sys.stdin.fileno(), parent)

@@ -73,8 +73,8 @@ class Places:
     """Maps character positions of a completion to token positions. Without tokens, each character
     counts as one token.
 
-    tokenizer: tokenizer of the tokens. known: whether characters can be mapped, because the
-    completion has no tokens or the tokenizer decodes them to the text.
+    tokenizer: tokenizer of the tokens. known: whether characters can be mapped to tokens. ``known``
+    is True if the completion has no recorded tokens, or if its tokens decode exactly to its text.
     """
 
     def __init__(self, completion: Completion, tokenizer: Any) -> None:

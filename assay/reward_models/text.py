@@ -196,7 +196,8 @@ class ConversationEncoder:
         if len(text) == 1:
             # No other tokens can spell a control token of one letter, so it is dropped.
             return []
-        # If a tokenizer ignores `split_special_tokens`, halving the text splits the token.
+        # If a tokenizer ignores `split_special_tokens`, the halves of a control token's text are
+        # tokenized separately, so that no control token results.
         middle = len(text) // 2
         return self._letters(text[:middle], control) + self._letters(text[middle:], control)
 

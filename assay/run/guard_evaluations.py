@@ -44,7 +44,8 @@ def against_heldout(rule: Rule, seen: Seen) -> CheckFound | None:
 
 
 def heldout_fell(rule: Rule, seen: Seen) -> CheckFound | None:
-    """Fire if held-out accuracy is below floor times its recent best, significantly."""
+    """Fire if held-out accuracy is significantly lower than before and below ``floor`` times its
+    recent best value."""
     fall = _heldout_fall(rule, seen)
     if fall is None or fall.best - fall.value >= rule.floor * fall.best:
         return None

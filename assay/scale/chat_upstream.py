@@ -24,9 +24,9 @@ _INVALID = (400, 404, 413, 422)
 class ChatUpstream:
     """Forwards requests to another server, and splits the replies into reasoning and answer.
 
-    url: address of the server. model: its model's name. think: think mode of a reply without a
-    separate reasoning field; with ``opened``, a reply without a closing tag is all reasoning.
-    seconds: time limit of a request to the other server.
+    url: address of the server. model: its model's name. think: how to find the reasoning in a reply
+    without a separate reasoning field; with the think mode ``opened``, a reply without a closing
+    tag is all reasoning. seconds: time limit of a request to the other server.
     """
 
     def __init__(

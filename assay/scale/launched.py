@@ -1,6 +1,6 @@
 """How this process was started: alone, or by torchrun or a scheduler together with others.
 
-`assay.scale.launched_ranks` makes the processes learner ranks.
+`assay.scale.launched_ranks` turns the processes that torchrun started into ranks of the learner.
 """
 
 from __future__ import annotations

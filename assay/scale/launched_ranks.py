@@ -34,7 +34,7 @@ REPORT_SECONDS = 2.0
 END_SECONDS = 2.0
 
 _stores: list[Store] = []
-# Process ids of the processes that have led other ranks: a fork has led none.
+# Ids of processes that have been rank 0 of a training; the id of a forked child is never in it.
 _have_led: set[int] = set()
 
 
@@ -55,8 +55,8 @@ def check_launch(settings: ScaleConfig) -> None:
 def leading() -> Iterator[None]:
     """Let the processes that were started with this process work for rank 0, and end with it.
 
-    In rank 0 the ``with`` block runs. In another process, the context never enters the block: it
-    follows rank 0 and then ends the process.
+    In rank 0 the ``with`` block runs. In a process other than rank 0, the ``with`` block does not
+    run: the process executes the calls of rank 0 and then exits.
     """
     found = launch()
     if found is None or _stores:

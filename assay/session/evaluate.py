@@ -143,8 +143,8 @@ class Evaluation:
     was judged, a rate is NaN (None in a row) instead of 0.
 
     pass_at_1: mean over problems of the share of completions that passed. stderr: standard error of
-    pass_at_1 over problems; None for a single problem. ``interval`` is more accurate for few
-    problems, or if all problems are right or all are wrong.
+    pass_at_1 over problems; None for a single problem. ``interval`` is more accurate than
+    ``stderr`` for few problems, or if all problems are right or all are wrong.
 
     pass_at: unbiased estimates of pass@k, by k. All values of k use the same problems: those with
     enough judged completions for the largest k. The largest k is the largest for which at least

@@ -59,8 +59,8 @@ class _Ballot:
         return Group(problem, self.group.prompt, completions)
 
     def answer(self, verdicts: Sequence[Verdict]) -> None:
-        """Assign the answers that were judged equal to a pool's first answer to the candidate of
-        this answer.
+        """Record which answers of a pool were judged equal to the pool's first answer; together
+        they form one candidate.
         """
         gold, *others = self.asked
         for answer, verdict in zip(others, verdicts, strict=True):

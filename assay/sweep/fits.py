@@ -21,8 +21,9 @@ import numpy as np
 Form = Literal["sigmoid", "power"]
 FORMS: tuple[Form, ...] = ("sigmoid", "power")
 NUM_REPLICATES = 300
-# Beyond four times the largest budget, a midpoint is not identified: only the start of the rise
-# is seen. The same holds below a quarter of the smallest one.
+# A sigmoid's midpoint above four times the largest budget is not identified:
+# the data show only the start of the rise.
+# A midpoint below a quarter of the smallest budget is not identified either.
 _OUTSIDE = 4.0
 _TAILS = (2.5, 97.5)
 

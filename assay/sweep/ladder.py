@@ -1,9 +1,9 @@
 """Ladders: accuracy against compute over model sizes and budgets, with fitted scaling curves.
 
 A ladder is a sweep whose arms are model sizes. Each held-out evaluation of a run is one budget.
-This is unbiased because the learning rate is constant after the warm-up: a run of 40 steps is then
-the first half of a run of 80 steps. With a decreasing learning rate it is not, so such a ladder is
-refused.
+An evaluation stands for a shorter run without bias, because the learning rate is constant after the
+warm-up: a run of 40 steps is then the first half of a run of 80 steps. With a decreasing learning
+rate, the first half of a run differs from a shorter run, so such a ladder is refused.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def _operations(
     2020, arXiv 2001.08361, section 2.1).
 
     Adapters halve the backward pass: the base has no gradients of weights. A prompt counts once per
-    group. ``tokens/trained`` counts a token once for all epochs. Attention scores, scoring passes,
-    a reference, a critic and evaluations are left out.
+    group. ``tokens/trained`` counts a token once for all epochs. The operation count omits
+    attention scores, scoring passes, a reference model, a critic and evaluations.
     """
     update = epochs * (4 if adapted else 6)
     return num_weights * (2 * (prompt + sampled) + update * (prompt + trained))

@@ -188,10 +188,11 @@ def _notes(result: LadderResult) -> Iterator[str]:
 
 
 def _unidentified(size: SizeCurve) -> list[str]:
-    """Return the parameters of the sigmoid whose interval covers most possible values."""
+    """Return the names of the sigmoid's parameters that the data do not determine, because a
+    parameter's interval covers most of its possible values."""
     (own,) = (one.parameters for one in size.fits if one.form == "sigmoid")
     wide = ["ceiling"] if own["ceiling"].high - own["ceiling"].low > 0.3 else []
-    # A factor of 8 is half of the searched range in budgets, or more.
+    # A midpoint whose interval spans more than a factor of 8 counts as undetermined.
     return wide + (["midpoint"] if own["midpoint"].high > 8 * own["midpoint"].low else [])
 
 

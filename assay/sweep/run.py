@@ -213,7 +213,7 @@ def _run_trials(
         is_measured = True
 
     asked = [(one, own[one.name], keys[one.name]) for one in ready]
-    # Reused finished runs also prove that the runs have the metric.
+    # A reused finished run with the sweep's metric shows that the sweep's runs record this metric.
     kept = [one for one in ready if known.keys.get(one.name) == keys[one.name]]
     kept = [one for one in kept if why_unfinished(known, own[one.name]) is None]
     is_measured = any(why_not_measured(one.name) is None for one in kept)

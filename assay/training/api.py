@@ -238,7 +238,8 @@ def sample(
     sources = as_sources(problems)
     if (prompt is None) == (not sources):
         raise ConfigError("sample: give a prompt (--prompt) or problems (--problems), and not both")
-    # Greedy siblings are equal, which is no error here, because this command only shows samples.
+    # Greedy completions of one prompt are equal.
+    # This is no error here, because this command only shows samples.
     configuration.check_siblings(num_samples, temperature or 1.0)
     with ExitStack() as stack:
         given = None if prompt is None else [_prompted(prompt, answer)]
@@ -382,7 +383,7 @@ def _sample(
     temperature: float,
 ) -> SampleResult:
     sampling = configuration.at_temperature(session.config.sampling, temperature)
-    # Every problem has draw 0, so that a repeated call samples the same completions.
+    # Random numbers depend on the draw number; it is 0, so that a repeated call samples the same.
     rows = [replace(problems[n], draw=0) for n in range(len(problems))]
     groups, judged = sample_each(
         (session.generator, session.verifiers),

@@ -190,7 +190,7 @@ def _joined(group: Group, more: Group) -> Group:
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
     """Whether a group of this size has wrong completions only; a restored group may be larger."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
-    # Without any judged completion, the problem may be easy, so the group is not extended.
+    # If no completion was judged, the problem may be easy, so no further completions are sampled.
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
 
 

@@ -32,7 +32,8 @@ class Calibration:
     reliability: tuple[Bin, ...]
 
     def as_row(self) -> dict[str, Any]:
-        """Return plain values under the keys of an evaluation."""
+        """Return the calibration's errors and bins as plain numbers, under the keys that an
+        evaluation records."""
         return {
             "eval/ece": self.ece,
             "eval/adaptive_ece": self.adaptive_ece,

@@ -99,8 +99,8 @@ class ReferenceTable:
     ) -> int:
         """Score missing groups with the current policy; return the number of new rows.
 
-        The clock receives the progress of the scoring. Scored values are saved even if the call
-        fails.
+        clock: phase clock of the run, which shows the progress of the scoring. Scored values are
+        saved even if the call fails.
         """
         before, saved = len(self._known), time.monotonic()
         wanted = [self._missing(part) for part in parts(groups, GROUPS_AT_ONCE)]

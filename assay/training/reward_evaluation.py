@@ -124,9 +124,10 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
     """Return the shares of completions whose first wrong step is located exactly.
 
     ``first_error``: share of all completions; in a completion without a wrong step, no step may be
-    predicted wrong. ``first_error_wrong`` and ``first_error_right``: shares of the completions with
-    and without a wrong step. ``first_error_f1``: harmonic mean of ``first_error_wrong`` and
-    ``first_error_right`` (Zheng et al., 2024, arXiv:2412.06559, section 4).
+    predicted wrong. ``first_error_wrong``: share of the completions with a wrong step whose first
+    wrong step was found. ``first_error_right``: share of the completions without a wrong step in
+    which no step was predicted wrong. ``first_error_f1``: harmonic mean of ``first_error_wrong``
+    and ``first_error_right`` (Zheng et al., 2024, arXiv:2412.06559, section 4).
     """
     found = np.array(
         [

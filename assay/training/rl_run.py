@@ -1,4 +1,5 @@
-"""RL stage: open the parts, open the run, train and evaluate."""
+"""RL stage: load the model, the data and the verifiers, create the run folder, train and
+evaluate."""
 
 from __future__ import annotations
 

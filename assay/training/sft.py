@@ -43,11 +43,11 @@ class RenderedRows:
     """Training data of a supervised stage, as tokens.
 
     lengths: number of trained tokens of each group. what: description of the data. notes: further
-    lines to report in the run. evaluate: the stage's own held-out evaluation; None: held-out
-    problems only. cross_entropy: see `SFTLearner`. beside: further models, such as a teacher, that
-    score the same batches as the policy. teach: function that opens the teacher after the run is
-    opened; None: there is no teacher. teacher_of: see `sft_learner`, for learner ranks other than
-    0.
+    lines to report in the run. evaluate: function that evaluates the stage; None: the stage is
+    evaluated on held-out problems only. cross_entropy: see `SFTLearner`. beside: further models,
+    such as a teacher, that score the same batches as the policy. teach: function that opens the
+    teacher after the run is opened; None: there is no teacher. teacher_of: see `sft_learner`, for
+    learner ranks other than 0.
     """
 
     groups: Sequence[Group]

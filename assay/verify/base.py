@@ -95,10 +95,10 @@ class Part:
     """The unweighted result of one verifier on one completion.
 
     value: any finite number, which the term's weight multiplies. None: not judged.
-    score: correctness in [0, 1], needed only for the first term. A value of None means that `value`
-        is the score.
-    passed: whether the completion passed. A value of None means that a completion with a score of 1
-        passed.
+    score: correctness in [0, 1], needed only for the first term. If `score` is None, `value` is the
+        score.
+    passed: whether the completion passed. If `passed` is None, the completion passes only with a
+        score of 1.
     """
 
     value: float | None

@@ -206,8 +206,8 @@ def measure(service: VerifierService, name: str, rows: Sequence[Mapping[str, Any
 def labelled_row(about: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a labelled row: facts about a completion, and the keys of its problem.
 
-    about: values of `LABEL_KEYS`. A key of the problem that has the same name as a self-test fact
-        is stored in ``spec``.
+    about: values of `LABEL_KEYS`. Keys of the problem that have a name in `LABEL_KEYS` are stored
+        under the key ``spec``.
     """
     plain = {key: value for key, value in spec.items() if key not in LABEL_KEYS}
     hidden = {key: value for key, value in spec.items() if key in LABEL_KEYS}

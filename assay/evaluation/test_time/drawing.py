@@ -58,8 +58,9 @@ class Drawer:
 
     def _drawn(self, kind: Kind, nodes: dict[Node, int]) -> list[Node]:
         """Sample children of nodes in whole blocks; return the new nodes."""
-        # Whole blocks are sampled, because the n-th child of a node then never changes.
-        # All methods and budgets therefore see the same children.
+        # Continuations of a node are sampled in blocks of fixed size,
+        # so that its n-th child never changes.
+        # All search methods and budgets therefore see the same continuations of a node.
         size = self.block if kind in ("step", "whole") else 1
         blocks = [
             (node, number)

@@ -1,7 +1,7 @@
 """Environments for the library verifiers 0.1, as on Prime Intellect's hub.
 
 Since version 0.2 of the library verifiers, environments are programs that call a server of the
-library. Environments for versions 0.2 and later of the library are not supported.
+library. Environments for versions 0.2 and later of the library ``verifiers`` are not supported.
 """
 
 from __future__ import annotations

@@ -335,7 +335,8 @@ class DevicesModel:
         return replace(plan, parts=parts)
 
     def costs(self, where: ClusterPlacement) -> ClusterCosts:
-        """Return the unit times of a placement."""
+        """Return the seconds of each elementary operation, such as a decoding step, with this
+        assignment of processes to devices."""
         if where not in self._costs:
             rates = MachineRates(
                 operations=REACHED_PRODUCTS * self.gpu.operations,
@@ -354,7 +355,8 @@ class DevicesModel:
         return simulate(self.work(where), self.costs(where), self.lengths(num_steps))
 
     def work(self, where: ClusterPlacement) -> Any:
-        """Return the work of a step on a placement."""
+        """Return the computation of one training step with this assignment of processes to
+        devices."""
         rl: Any = self.config.rl
         tokens = micro_batch_tokens(rl.max_tokens_per_micro_batch, "cuda")
         row = choose_algorithm(self.config)
@@ -366,7 +368,8 @@ class DevicesModel:
         """Draw the lengths of a simulation."""
         ahead = self.config.scale.steps_ahead
         groups = self.pilot.groups if self.pilot is not None else ()
-        # Steps ahead level the work of several steps, so that few steps have a noisy mean.
+        # With ``steps_ahead``, a device's load in one step depends on several steps.
+        # The mean over few simulated steps would be noisy, so more steps are simulated.
         num_steps = max(num_steps, 2 * (ahead + 1))
         return draw_lengths(self.config, num_steps + SKIPPED + 2 * ahead, groups)
 

@@ -210,7 +210,8 @@ def _group_html(links: Links, run: OpenedRun, rows: Sequence[Mapping[str, Any]])
 def chips(
     links: Links, run: OpenedRun, rows: Sequence[Mapping[str, Any]], current: str | None = None
 ) -> str:
-    """Render siblings as links: status and reward. current: id of the completion in view."""
+    """Render links to the completions of one group, each with its status and reward. current: id of
+    the completion in view."""
     return " ".join(_chips(links, run, rows, current))
 
 

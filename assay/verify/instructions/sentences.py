@@ -13,8 +13,7 @@ import string
 import tomllib
 from pathlib import Path
 
-# A mark such as "." ends a sentence only before one of these signs, or before white space and
-# further text.
+# A mark such as "." ends a sentence only before one of these signs or before white space with text.
 _INSIDE_NO_WORD = r"""[)"';}\]*:@({\[!?‘’“”«»]"""
 _CANDIDATE = re.compile(rf"[.?!](?=(?P<mark>{_INSIDE_NO_WORD})|\s+(?P<following>\S+))")
 _LAST_PART = re.compile(rf"['‘’“”«»?!]?(?:(?!{_INSIDE_NO_WORD}|--|\.\.)\S)*\Z")

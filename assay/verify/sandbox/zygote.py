@@ -218,8 +218,7 @@ def main() -> None:
         add_packages(settings, modules, isolation.packages)
     isolation.measure()
     gc.collect()
-    # The garbage collector does not write to frozen objects, so forked processes share the objects'
-    # memory pages.
+    # The garbage collector does not write to frozen objects, so forks share their memory pages.
     gc.freeze()
     control.send(("facts " + json.dumps(facts)).encode())
     serve(control, modules["agent"], isolation, modules["commands"])

@@ -52,7 +52,7 @@ class VerdictCache:
 
 
 def size_of(part: Part) -> int:
-    """Return the approximate size of a part in memory, in bytes."""
+    """Return the approximate size of one verifier's result in memory, in bytes."""
     texts = len(part.detail) + len(part.extracted or "")
     return ENTRY_BYTES + texts + COMPONENT_BYTES * (len(part.components) + len(part.step_scores))
 

@@ -1,4 +1,4 @@
-"""Call a verifier and return a part for every completion, even if the verifier raises."""
+"""Call a verifier and return one result for every completion, even if the verifier raises."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from assay.verify.base import Part
 def encode_group(group: Group, text_only: bool, firsts: Sequence[Part] | None = None) -> bytes:
     """Pickle those fields of a group that the group's verifiers read.
 
-    firsts: parts of the first term, for verifiers that take verdicts.
+    firsts: results of the expression's first verifier, one per completion, for verifiers that take
+    verdicts as input.
     """
     parts = None if firsts is None else [encode_part(part) for part in firsts]
     prompt, completions = group.prompt, group.completions
