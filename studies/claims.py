@@ -52,7 +52,7 @@ def told(found: SeedDifference, as_ratio: bool) -> str:
     mean, low, high = (three_digits(math.exp(x) if as_ratio else x) for x in values)
     if not found.is_enough:
         return f"{what} {mean} ({found.num_seeds} seeds: too few to decide)"
-    return f"{what} {mean} ({low} to {high}, {found.num_seeds} seeds)"
+    return f"{what} {mean} (95 % interval {low} to {high}, {found.num_seeds} seeds)"
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,11 @@ def exceeds(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fa
     reproduced if the interval is below m, and else inconclusive.
     """
     bound = math.log(margin) if as_ratio else margin
+    what = "ratio" if as_ratio else "difference"
     criterion = (
-        f"{_sides(first, second, as_ratio)}; reproduced if the mean is at least {margin:g} and the"
-        f" interval lies above {1 if as_ratio else 0}, and not reproduced if the interval lies"
-        f" below {margin:g}"
+        f"{_sides(first, second, as_ratio)}. The claim counts as reproduced if the mean {what} is"
+        f" at least {margin:g} and its 95 % interval lies above {1 if as_ratio else 0}. The claim"
+        f" counts as not reproduced if the whole 95 % interval lies below {margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -107,8 +108,9 @@ def equals(says: str, first: Of, second: Of, margin: float, as_ratio: bool = Fal
     bound = math.log(margin) if as_ratio else margin
     allowed = f"1/{margin:g} and {margin:g}" if as_ratio else f"-{margin:g} and {margin:g}"
     criterion = (
-        f"{_sides(first, second, as_ratio)}; reproduced if the interval lies between {allowed}, and"
-        " not reproduced if the interval lies outside"
+        f"{_sides(first, second, as_ratio)}. The claim counts as reproduced if the whole 95 %"
+        f" interval lies between {allowed}. The claim counts as not reproduced if the whole 95 %"
+        " interval lies outside of this range"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -128,8 +130,9 @@ def not_below(says: str, first: Of, second: Of, margin: float) -> Claim:
     and else inconclusive.
     """
     criterion = (
-        f"{_sides(first, second, as_ratio=False)}; reproduced if the interval lies above"
-        f" -{margin:g}, and not reproduced if the interval lies below -{margin:g}"
+        f"{_sides(first, second, as_ratio=False)}. The claim counts as reproduced if the whole 95 %"
+        f" interval lies above -{margin:g}. The claim counts as not reproduced if the whole 95 %"
+        f" interval lies below -{margin:g}"
     )
 
     def test(outcomes: Outcomes) -> Finding:
@@ -150,7 +153,7 @@ def standing(findings: Sequence[Finding]) -> str:
         return f"{verdicts[0].capitalize()}, in one run"
     if len(set(verdicts)) == 1:
         return verdicts[0].capitalize()
-    return f"Inconclusive: {verdicts[0]} in the first run, {verdicts[1]} in the second"
+    return f"Inconclusive ({verdicts[0]} in the first run, {verdicts[1]} in the second run)"
 
 
 def _sides(first: Of, second: Of, as_ratio: bool) -> str:

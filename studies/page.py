@@ -119,8 +119,8 @@ def page(study: Study, runs: Sequence[Run]) -> str:
     for run in runs:
         parts += [f"## {HEADINGS[run.kind][0]}", table(study, run.outcomes)]
     parts.append(
-        "Each cell of the tables shows the mean ± standard error over seeds, and each seed's value"
-        " in parentheses."
+        "Each cell of the tables shows the mean ± standard error over seeds, and in parentheses the"
+        " value of each seed."
     )
     parts += ["## Setup", study.setup, _arms(study), "## Criteria", _criteria(study)]
     parts += ["## Limits", study.limits, "## Runs", *(run.machines for run in runs)]
@@ -131,20 +131,20 @@ def page(study: Study, runs: Sequence[Run]) -> str:
 
 SAYS: Mapping[Kind, str] = {
     "first": (
-        "The parentheses after a difference or ratio hold the 95 % interval of its mean over seeds"
+        "In parentheses, each difference or ratio has the 95 % interval of its mean over seeds"
         " (Student's t)."
     ),
     "seeds": (
-        "*Other seeds* is a second run with other seeds. A claim is decided if the first run and"
-        " the run with other seeds agree."
+        "*Other seeds* is a second run of the study with other seeds. A claim is decided if the"
+        " first run and the run with other seeds agree."
     ),
     "rounding": (
-        "The *second run* has the seeds of the first run, on kernels that round differently, so it"
-        " repeats much of the first run's noise."
+        "The *second run* uses the seeds of the first run with kernels that round differently, so"
+        " both runs share much of their random noise."
     ),
 }
 BEFORE: Mapping[Kind, str] = {
-    "first": "",
+    "first": "first run: ",
     "seeds": "; other seeds: ",
     "rounding": "; second run: ",
 }
@@ -170,7 +170,7 @@ def verdicts(study: Study, runs: Sequence[Run]) -> str:
     lines: list[str] = []
     for claim, (findings, together) in zip(study.claims, judged(study, runs), strict=True):
         numbers = "".join(BEFORE[kind] + finding.numbers for kind, finding in findings.items())
-        lines.append(f"- {claim.says.removesuffix('.')}: **{together}**: {numbers}.")
+        lines.append(f"- {claim.says.removesuffix('.')}: **{together}**; {numbers}.")
     return "\n".join([*lines, "", " ".join(SAYS[run.kind] for run in runs)])
 
 
@@ -204,9 +204,10 @@ def _arms(study: Study) -> str:
 
 
 RULE = (
-    "The criteria were written in the code before the first run, unless *Limits* says otherwise."
-    " Two arms are compared by their difference in each seed. All intervals are 95 % intervals of"
-    " the mean over seeds. If neither condition of a claim holds, its result is inconclusive."
+    "These criteria were written in the code before the first run, unless *Limits* says otherwise."
+    " Two arms (variants) are compared by the difference of their results with the same seed. All"
+    " intervals are 95 % intervals of the mean over seeds. A claim is inconclusive if it is neither"
+    " reproduced nor not reproduced by its criterion."
 )
 
 
@@ -216,7 +217,7 @@ def _criteria(study: Study) -> str:
         criterion = claim.criterion
         for name, heading in study.columns.items():
             criterion = criterion.replace(f"`{name}`", heading)
-        lines.append(f"- {claim.says.removesuffix('.')}: {criterion}.")
+        lines.append(f"- {claim.says.removesuffix('.')}: the study {criterion}.")
     return "\n".join([RULE, "", *lines])
 
 
@@ -225,9 +226,13 @@ def _legend(study: Study, num_seeds: int) -> str:
     smoothed = f", smoothed over {max(windows)} points" if windows else ""
     parts: list[str] = []
     if not all(panel.is_value for panel in study.panels):
-        parts.append(f"Lines: means over {num_seeds} seeds{smoothed}; bands: ± one standard error.")
+        parts.append(
+            f"Lines show means over {num_seeds} seeds{smoothed}; bands show ± one standard error."
+        )
     if any(panel.is_value for panel in study.panels):
-        parts.append(f"Bars: means over {num_seeds} seeds, ± one standard error; dots: the seeds.")
+        parts.append(
+            f"Bars show means over {num_seeds} seeds ± one standard error; dots show single seeds."
+        )
     return " ".join(parts)
 
 

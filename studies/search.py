@@ -174,7 +174,7 @@ def _arm(method: str, says: str) -> Arm:
 def _beats(method: str, other: str, budget: int, margin: float) -> Claim:
     """Claim that a method is right more often than another at the same budget."""
     value = f"accuracy_{budget}"
-    says = f"*{method}* beats *{other}* at {budget} tokens."
+    says = f"*{method}* beats *{other}* at a budget of {budget} tokens per problem."
     return exceeds(says, Of(method, value), Of(other, value), margin)
 
 

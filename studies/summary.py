@@ -33,7 +33,7 @@ def studies() -> Mapping[str, tuple[Study, list[Run]]]:
 def counts(study: Study, runs: list[Run]) -> Counter[str]:
     """Return the numbers of claims that were reproduced, were not reproduced, and are
     inconclusive."""
-    words = [word.partition(":")[0].partition(",")[0].lower() for _, word in judged(study, runs)]
+    words = [word.partition(" (")[0].partition(",")[0].lower() for _, word in judged(study, runs)]
     return Counter(words)
 
 

@@ -1,8 +1,8 @@
 """The configuration of a run: typed, frozen models of all TOML sections, with documentation.
 
 The docstring of a field is its only description; `--help`, the reference page and error messages
-show the docstring. None always means "the documented default". A configuration that is written
-without its None keys therefore loads as an equal configuration.
+show the docstring. A key with the value None always has its documented default. A configuration
+that is written without its None keys therefore loads as an equal configuration.
 """
 
 # pyright: reportUnusedImport=false

@@ -30,8 +30,8 @@ OF_A_ROW = {"name", "paper", "equation", "std_ddof", "std_epsilon", "max_tokens"
 class Algorithm:
     """A policy-optimization method as data: a preset of the table of algorithms.
 
-    paper, equation: source of the method. The other fields are the keys of ``[algorithm]`` and are
-    documented below. Raises ConfigError for an invalid value or combination of values.
+    paper, equation: source of the method. All fields except ``paper`` and ``equation`` are keys of
+    ``[algorithm]``. Raises ConfigError for an invalid value or combination of values.
     """
 
     __pydantic_config__: ClassVar = DOCUMENTED
@@ -150,7 +150,7 @@ class Algorithm:
     max_tokens: Natural | None = None
     """Maximum length of a sampled completion, in tokens."""
 
-    # A dataclass and not a pydantic model: users write presets in Python, and `replace` validates.
+    # This class is a dataclass, because users write presets in Python and `replace` validates them.
     def __post_init__(self) -> None:
         check_fields(self, "algorithm")
         for key, idle, where in self._combinations():
@@ -159,9 +159,10 @@ class Algorithm:
 
     def _combinations(self) -> tuple[tuple[str, bool, str], ...]:
         """Return (field, whether the field's value conflicts, accepted values) for each rule."""
-        # The advantages of `gae` are already differences from the critic's values.
-        # Dual clipping bounds a probability ratio, which only two of the surrogates compute.
-        # The length punishment is a term of the completion's reward, which `steps` does not use.
+        # No baseline with credit `gae`: its advantages are already differences from the critic's
+        # values. Dual clipping bounds a probability ratio, which only the surrogates `clip` and
+        # `ratio` compute. The punishment of long completions changes the completion's reward, which
+        # credit `steps` ignores.
         by_steps, by_critic = self.credit == "steps", self.credit == "gae"
         ratios = self.surrogate in ("clip", "ratio")
         return (
@@ -179,7 +180,8 @@ class Algorithm:
 
     @property
     def group_relative(self) -> bool:
-        """Whether the advantage of a completion depends on its siblings' rewards."""
+        """Whether a completion's advantage depends on the rewards of other completions of its
+        prompt."""
         return self.baseline != "none" or self.scale != "none"
 
     @property
@@ -190,7 +192,8 @@ class Algorithm:
 
     @property
     def across_groups(self) -> str:
-        """Name of the statistic that is computed over all completions of a batch, or ""."""
+        """Name of a statistic that the algorithm computes over all completions of a batch; "" if
+        none."""
         if self.has_critic:
             return "a critic"
         whitened = self.whiten_rewards != "none"
@@ -208,14 +211,16 @@ class Algorithm:
         return self.kl_weight > 0 and self.kl_place == "reward"
 
     def constant_length(self) -> float:
-        """Return the divisor of the aggregation ``constant_length``, in tokens."""
+        """Return the number of tokens by which the loss aggregation ``constant_length`` divides."""
         return self.length_divisor or self._needs_max_tokens("aggregation constant_length")
 
     def overlong_tokens(self) -> int:
-        """Return the length of the overlong buffer in tokens; 0 without a buffer."""
+        """Return the number of last tokens before the maximum length in which the reward falls
+        (DAPO's overlong buffer); 0 without a buffer."""
         if self.overlong_buffer is not None:
             return self.overlong_buffer
-        # DAPO's buffer is a fifth of the maximum length: 4,096 of 20,480 tokens (section 4.1).
+        # DAPO's overlong buffer is a fifth of the maximum length:
+        # 4,096 of 20,480 tokens (section 4.1).
         return self._needs_max_tokens("overlong_buffer") // 5
 
     def _needs_max_tokens(self, purpose: str) -> int:
@@ -244,7 +249,8 @@ NAMES = (
 if TYPE_CHECKING:
 
     class AlgorithmConfig(Section):
-        """The method of ``[rl]``, and settings that override the method's own values."""
+        """The RL method of the stage ``[rl]``, and settings that override the method's own
+        values."""
 
         name: Text = "dr_grpo"
 

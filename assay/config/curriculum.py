@@ -19,8 +19,8 @@ class CurriculumConfig(Section):
     """Selection of problems during training in ``[rl]``, and in ``[preference]`` without pairs.
 
     An epoch has as many draws as there are problems. The pass rate of a problem is estimated from
-    the problem's judged completions by a Beta posterior with a uniform prior. With few completions,
-    the estimated distribution of the pass rate is therefore wide.
+    the problem's judged completions by a Beta posterior with a uniform prior. With few judged
+    completions, the estimated distribution of a pass rate is therefore wide.
     """
 
     order: Literal["uniform", "easy_to_hard", "prioritized", "band"] = "uniform"
@@ -84,7 +84,8 @@ class CurriculumConfig(Section):
         return sizes
 
     def smallest_and_largest(self, usual: int) -> tuple[int, int]:
-        """Return the smallest and the largest group size, where ``usual`` is `rl.group_size`."""
+        """Return the smallest and the largest number of completions per prompt; ``usual`` is
+        `rl.group_size`."""
         return self.group_sizes or (usual, usual)
 
     @property
@@ -104,13 +105,15 @@ class CurriculumConfig(Section):
         Each message begins with a configuration key. draws: whether the stage draws problems.
         pairwise: whether verdicts compare siblings.
         """
-        # A setting without effect is an error; ignoring it would hide a user's mistake.
+        # A setting without effect is an error,
+        # because a silently ignored setting hides a user's mistake.
         changed = self._changed()
         if not draws:
             for key, value in changed.items():
                 found = f"{toml_words(value)} in a run of [{stage}] that draws no problems"
                 yield message(f"curriculum.{key}", found, "none", "remove it")
-        # A pairwise verdict says which sibling is better, not whether a completion is right.
+        # A pairwise verdict says which of two completions is better,
+        # not whether a completion is right.
         # With pairwise verdicts, a problem therefore has no pass rate.
         elif pairwise and self.observes:
             key = next(key for key in ("order", "retire_above", "retire_below") if key in changed)

@@ -29,7 +29,7 @@ class TeacherConfig(Section):
     """A frozen teacher model.
 
     The student in ``[distill]`` learns from the teacher. In ``[rl]``, the teacher replaces the
-    reference model, so that the KL is computed to the teacher.
+    reference model, so the KL is measured between policy and teacher.
     """
 
     path: Text
@@ -71,8 +71,8 @@ class TeacherConfig(Section):
 class DistillConfig(Section):
     """Distillation: the student learns the teacher's next-token distributions.
 
-    The student learns on existing traces, or on completions that the student samples itself. The
-    section ``[teacher]`` configures the teacher.
+    The student learns on existing solutions (traces), or on completions that the student samples
+    itself. The section ``[teacher]`` configures the teacher.
     """
 
     traces: tuple[Text, ...] = ()

@@ -25,12 +25,12 @@ class Rule:
     examines the metrics. reads: metric keys that the check examines; ``reward/*`` matches every
     part of the reward. says: message template for the numbers of the check. origin: justification
     of the default values. limit, floor, window: parameters of the check; a rule with limit None
-    applies only if the user sets a limit. chance: probability of a false alarm in a whole run; 0
-    for a rule that is not a statistical test. setting: key of ``[guard]`` that sets the limit.
-    stages: training stages that record the metrics; empty if all stages record them. needs:
-    description of the settings that the rule requires. shows: selection of rollouts that serve as
-    evidence (`assay.run.evidence`). severe: whether a run that the rule stopped needs an approval
-    to resume.
+    applies only if the user sets a limit. chance: accepted probability of a false alarm in a whole
+    run; 0 for a rule that is not a statistical test. setting: key of ``[guard]`` that sets the
+    rule's limit. stages: training stages that record the rule's metrics; empty if all stages record
+    the metrics. needs: description of the settings that the rule requires. shows: selection of
+    rollouts that are shown as evidence when the rule fires (`assay.run.evidence`). severe: whether
+    a run that this rule stopped resumes only with a user's approval.
     """
 
     name: str
@@ -84,7 +84,7 @@ class GuardConfig(Section):
     max_not_judged: Rate = 0.25
     """Maximum share of completions that are not judged, over two consecutive steps. In a single
     step, twice this share is allowed."""
-    # KL and entropy depend on the tokenizer and the task, so both limits have no default.
+    # KL and entropy depend on the tokenizer and the task, so their limits have no default.
     max_kl: Positive | None = None
     """Maximum mean KL to the reference, in nats per token. None: no limit."""
     min_entropy: NonNegative | None = None
@@ -107,7 +107,7 @@ class GuardConfig(Section):
     None or the reason to stop. ``run.history`` contains the whole series of each metric. An
     exception in a rule also stops the run, with the exception's message."""
 
-    # Pydantic would report only that a table of rules is invalid; `plain_tables` names the key.
+    # `plain_tables` names an invalid key; pydantic would only report that the table is invalid.
     @field_validator("options", mode="before")
     @classmethod
     def _plain_options(cls, value: object) -> object:
@@ -125,14 +125,14 @@ class GuardConfig(Section):
 
     def without(self, names: Iterable[str]) -> GuardConfig:
         """Return this section with rules disabled, except rules that the user configured."""
-        # The user's options override the action "off" of the excluded rules.
+        # If the user configured an excluded rule, the user's options override its action "off".
         off = dict.fromkeys(names, RuleOptions(action="off"))
         return self.model_copy(update={"options": {**off, **self.options}})
 
     def asked(self, rule: Rule) -> bool:
-        """Whether the user configured a rule, by options or by a limit that is not the default."""
+        """Whether the user configured a rule, by options or by a limit other than the default."""
         # A configured rule is an error in a stage that does not record the rule's metrics.
-        # A rule that the user did not configure is silently skipped in such a stage.
+        # A rule that the user did not configure is silently skipped in a stage without its metrics.
         key = rule.setting
         changed = bool(key) and getattr(self, key) != GuardConfig.model_fields[key].default
         return rule.name in self.options or changed
@@ -165,7 +165,7 @@ class GuardConfig(Section):
         limit = getattr(self, row.setting) if row.setting else asked.limit
         if limit is None and row.limit is None and asked.action != "off":
             yield message(where, "no limit", f"{row.key} too, because it has no default")
-        # A standard error needs at least two values in each half of the window.
+        # The standard error of each half of the window needs at least two values.
         if row.check in HALVED and asked.window is not None and asked.window < 4:
             yield message(f"{where}.window", asked.window, "at least 4: its halves are compared")
         if row.name == "money" and self.price_per_hour is None:

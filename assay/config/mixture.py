@@ -18,11 +18,11 @@ SAMPLING_KEYS = ("max_tokens", "stop", "think_budget", "min_think")
 
 
 class MixturePart(Section):
-    """One part of a mixture: the problems with one tag, which is the name of the table.
+    """One part of a mixture: the problems whose tag equals the name of the part's table.
 
     Mixtures are only for ``[rl]``. Every training and held-out problem belongs to exactly one part:
-    the part of the problem's first tag that has a table. A key that a part omits has the run's
-    value.
+    the part of the problem's first tag that has a table. A key that the table of a part omits keeps
+    the value of the whole run.
     """
 
     train: tuple[Text, ...] = ()
@@ -66,7 +66,7 @@ class MixturePart(Section):
 
     @property
     def sampling_changes(self) -> dict[str, Any]:
-        """Keys of ``[sampling]`` that this part replaces, with the part's values."""
+        """The part's own sampling settings: keys of ``[sampling]`` with the part's values."""
         found = {key: getattr(self, key) for key in SAMPLING_KEYS}
         return {key: value for key, value in found.items() if value is not None}
 
@@ -77,5 +77,5 @@ def part_of(parts: Mapping[str, MixturePart], tags: Sequence[str]) -> str | None
 
 
 def tags_of_sources(parts: Mapping[str, MixturePart], key: str) -> dict[str, str]:
-    """Return the part's tag for each source that a part lists under ``train`` or ``heldout``."""
+    """For each source that a part lists under ``train`` or ``heldout``, return the part's tag."""
     return {source: name for name, part in parts.items() for source in getattr(part, key)}

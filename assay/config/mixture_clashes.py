@@ -35,7 +35,7 @@ def clashes_of_mixture(
     if rl.oversample:
         accepted = "0 with [data.mixture], whose parts end at different lengths"
         yield message("rl.oversample", rl.oversample, accepted)
-    # DAPO's overlong punishment starts at a fixed distance from a single maximum length.
+    # DAPO's punishment of long completions assumes one maximum length for all problems.
     lengths = {part.max_tokens or sampling.max_tokens for part in parts.values()}
     if algorithm.overlong_buffer and len(lengths) > 1:
         accepted = "none with parts of the mixture that differ in max_tokens"
@@ -45,8 +45,10 @@ def clashes_of_mixture(
 
 
 def _clashes_of_sources(parts: Mapping[str, MixturePart]) -> Iterator[str]:
-    """Yield errors for sources that two parts share, and for training sources of weight 0."""
-    # A source gives its rows the tag of its part, so a shared source would have two tags.
+    """Yield errors for sources that two parts share, and for training sources of a part with weight
+    0."""
+    # Every row of a source gets the tag of its part,
+    # so rows of a shared source would have two tags.
     for key in ("train", "heldout"):
         owner: dict[str, str] = {}
         for name, part in parts.items():
@@ -68,7 +70,7 @@ def _clashes_of_part(
         accepted = f"at least {where}.group_size ({size})"
         yield message("rl.max_group_size", rl.max_group_size, accepted)
     # The part's values are validated together with the run's values.
-    # For example, the part's max_tokens must leave room for an answer after the think budget.
+    # For example, a part's max_tokens must leave room for an answer after the run's think budget.
     try:
         SamplingConfig.model_validate({**sampling.model_dump(), **part.sampling_changes})
     except ValidationError as error:

@@ -1,4 +1,5 @@
-"""The preference stage: learning from pairs, or from completions labeled desirable or not."""
+"""The section ``[preference]``: learning from pairs of completions, or from completions that are
+labeled desirable or undesirable."""
 
 from __future__ import annotations
 
@@ -31,14 +32,16 @@ class Preference:
 
     The score s(y) of a completion is log pi(y|x) / pi_ref(y|x), averaged over tokens if
     ``length_normalized``, and without the reference term if ``reference_free``. ``link``
-    selects one of four losses. The first three are functions of d = s(chosen) - s(rejected).
+    selects one of four losses. The losses ``logistic``, ``square`` and ``odds`` are functions of d
+    = s(chosen) - s(rejected).
 
         logistic   The loss is -log sigmoid(beta d - margin).
         square     The loss is (d - 1 / (2 beta))^2.
         odds       The loss is -beta log sigmoid(d), where s is the log odds of the geometric mean
                    probability of a token.
-        prospect   The loss is 1 - sigmoid(+-beta (s - z0)) of each single completion, with the
-                   sign + for a desirable and - for an undesirable completion.
+        prospect   The loss of a desirable completion is 1 - sigmoid(beta (s - z0)), and that of an
+                   undesirable completion 1 - sigmoid(-beta (s - z0)), where z0 estimates the KL to
+                   the reference.
 
     The term ``nll_weight`` times the mean -log pi(chosen) per token is added to each loss. With
     ``robust``, the loss is an unbiased estimate of the loss on correctly labeled pairs, where
@@ -79,7 +82,8 @@ class Preference:
     def __post_init__(self) -> None:
         check_fields(self, "preference")
         no_term = f"0 or false: {self.name} has no such term"
-        # A setting without effect is an error; ignoring it would hide a user's mistake.
+        # A setting without effect is an error,
+        # because a silently ignored setting hides a user's mistake.
         refused: dict[str, str] = {}
         if self.link != "logistic":
             refused |= dict.fromkeys(("label_smoothing", "robust", "margin"), no_term)
@@ -88,7 +92,8 @@ class Preference:
         for key, accepted in refused.items():
             if getattr(self, key):
                 raise self._complaint(key, accepted)
-        # ORPO's odds need a mean probability per token, since a sequence's probability underflows.
+        # ORPO's odds use the mean probability per token,
+        # because a sequence's probability underflows.
         if self.link == "odds" and not self.length_normalized:
             raise self._complaint("length_normalized", f"true: {self.name} compares mean tokens")
         for key in ("desirable_weight", "undesirable_weight"):
@@ -133,10 +138,10 @@ else:
 
 
 class PreferenceConfig(_Method):
-    """The preference stage (DPO and related methods).
+    """The preference stage: trains the policy with DPO or a related method.
 
-    The stage learns from existing pairs, or on-policy from completions of the problems in
-    `data.train`.
+    The stage learns from existing pairs, or from pairs of the policy's own completions of the
+    problems in `data.train`.
     """
 
     pairs: tuple[Text, ...] = ()
@@ -189,7 +194,8 @@ class PreferenceConfig(_Method):
 
     @property
     def pair_sources(self) -> tuple[str, ...]:
-        """Sources in `pairs` that contain ready-made pairs, not judged groups."""
+        """Sources in `pairs` that contain ready-made pairs, and not groups of judged
+        completions."""
         return tuple(one for one in self.pairs if not is_judged_source(one))
 
     @field_validator("beta_schedule", mode="before")

@@ -82,7 +82,7 @@ class RewardModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_kind(self) -> RewardModelConfig:
-        """Raise ValueError for a setting that does not apply to the ``kind`` of reward model."""
+        """Raise ValueError for a setting that has no effect with this ``kind`` of reward model."""
         # Saved configurations contain all keys,
         # so an inapplicable key is refused only if it has no default value.
         for name, kinds in _ONLY_OF.items():

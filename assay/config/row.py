@@ -1,7 +1,8 @@
 """Presets of methods: a dataclass whose fields also define a section of the configuration.
 
 The docstring of a field becomes the documentation of a configuration key. The type of a field
-becomes the validation of the key. A key with the value None keeps the preset's own value.
+becomes the validation of the key. If a key of such a section is None, the preset's own value is
+used.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def section_of_row(
 ) -> Any:
     """Create the configuration model of a section from a preset class.
 
-    Every key of the section is a field of the class; None keeps the preset's own value. without:
-    fields that a configuration cannot set. first: the key that names the preset, with its default
-    and documentation.
+    Every key of the section is a field of the class. If a key is None, the preset's own value is
+    used. without: fields that a configuration cannot set. first: the key that names the preset,
+    with its default and documentation.
     """
-    # Pydantic stores the docstrings of a dataclass only in its JSON schema.
+    # Pydantic stores the docstrings of a dataclass's fields only in the JSON schema.
     schema = TypeAdapter(kind).json_schema()["properties"]
     settings: dict[str, Any] = {
         key: (Text, Field(default, description=text)) for key, (default, text) in first.items()
@@ -94,7 +95,7 @@ def read_rows(kind: type[Row], file: Path) -> dict[str, Row]:
 def choose_row(
     table: Mapping[str, Row], kind: type[Row], key: str, name: str, overrides: Mapping[str, Any]
 ) -> Row:
-    """Return a preset of ``table``, or the preset at ``package.module:object``, with overrides.
+    """Return the preset with a name in ``table``, or at ``package.module:object``, with overrides.
 
     key: configuration key that names the preset, such as ``algorithm.name``. An override with the
     value None keeps the preset's value. Raises ConfigError for an unknown name or field.
@@ -110,7 +111,8 @@ def choose_row(
         accepted = " | ".join(table) + " | package.module:object"
         remedy = did_you_mean(name, table, 0.4)
         raise ConfigError(message(key, repr(name), accepted, remedy))
-    # `replace` runs __post_init__ again, so overridden values and combinations are validated.
+    # `replace` runs ``__post_init__`` again,
+    # which validates the overridden values and combinations.
     known = {field.name for field in fields(kind)}
     unknown = sorted(set(overrides) - known)
     if unknown:

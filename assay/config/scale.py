@@ -15,8 +15,8 @@ class ScaleConfig(Section):
     """Sampling and judging in separate processes, on this machine or on a Ray cluster
     (docs/cluster.md, extra ``ray``).
 
-    The learner runs in the command's process. With ``learner_ranks``, further processes share the
-    learner's work.
+    The learner runs in the command's process. With ``learner_ranks``, further processes (ranks)
+    share the computation of the learner's updates.
     """
 
     generator: Literal["engine", "vllm"] = "engine"
@@ -51,7 +51,7 @@ class ScaleConfig(Section):
     placement: Literal["pack", "spread"] = "pack"
     """Placement of actors. ``pack``: fill one machine before the next. ``spread``: distribute
     actors over as many machines as possible."""
-    # Ray reserves CPUs for scheduling, but does not limit the threads of a process.
+    # Ray's CPU reservation affects only scheduling; Ray does not limit the threads of a process.
     cpus_per_actor: Positive = 1.0
     """Number of CPUs that an actor reserves on the cluster. The reservation does not limit an
     actor's threads (`engine.threads`)."""
@@ -90,5 +90,5 @@ class ScaleConfig(Section):
 
     @property
     def num_sampling(self) -> int:
-        """Number of actors that sample or judge completions."""
+        """Number of Ray actors (processes) that sample or judge completions."""
         return (self.rollout_actors or 0) + (self.verifier_actors or 0)

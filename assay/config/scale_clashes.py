@@ -1,4 +1,4 @@
-"""Validation of [scale] with other sections, before files or models are opened."""
+"""Checks that [scale] fits the other sections, before files or models are opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def clashes_of_scale(config: Any) -> Iterator[str]:
     """Yield a message for each setting of [scale] that the rest of a configuration does not
     support.
 
-    config: a TrainConfig, whose module imports this one.
+    config: a TrainConfig; its module imports this module, so the class cannot be imported here.
     """
     scale, stage, samples = config.scale, config.stage, config.drawing is not None
     if scale.num_sampling and not samples:
@@ -29,7 +29,7 @@ def clashes_of_scale(config: Any) -> Iterator[str]:
         accepted = f"at most {groups[0]}, the groups of an optimizer step"
         remedy = f"raise {groups[1]}, or start fewer ranks"
         yield message("scale.learner_ranks", scale.learner_ranks, accepted, remedy)
-    # A single process cannot sample and learn at the same time, so sampling ahead needs actors.
+    # A single process cannot sample and learn at the same time, so `steps_ahead` needs actors.
     if scale.steps_ahead and scale.rollout_actors is None:
         accepted = "0 without scale.rollout_actors: sampling ahead needs processes of its own"
         yield message("scale.steps_ahead", scale.steps_ahead, accepted)
@@ -46,8 +46,8 @@ def clashes_of_scale(config: Any) -> Iterator[str]:
 
 
 def _groups_a_step(config: Any) -> tuple[int, str] | None:
-    """Return the most groups of an optimizer step, and the key that sets this number; None if
-    steps have a number of tokens."""
+    """Return the maximum number of groups per optimizer step, and the key that sets it; None if the
+    size of a step is a number of tokens."""
     sizes = {"reward_model": "rows_per_step", "preference": "pairs_per_step"}
     key = "num_prompts" if config.drawing is not None else sizes.get(config.stage)
     if key is None:
@@ -68,7 +68,7 @@ def _clashes_of_shards(config: Any) -> Iterator[str]:
 
 
 def unsupported_by_shards(config: Any) -> Iterator[str]:
-    """Yield the settings of a configuration that sharded weights do not support."""
+    """Yield a message for each setting that does not work with weights sharded over ranks."""
     unsupported = {
         "[teacher]": config.teacher is not None,
         'optimizer.name = "adamw_8bit"': config.optimizer.name == "adamw_8bit",

@@ -25,11 +25,13 @@ COOLEST, HOTTEST = 0.001, 100.0
 
 
 def check_temperature(value: float) -> float:
-    """Return a valid temperature; raises ValueError for a temperature outside the accepted range.
+    """Return a temperature unchanged; raises ValueError for a temperature outside the accepted
+    range.
 
-    Below the range, logits overflow. At a temperature above the range, sampling is almost uniform.
+    Below the range, logits overflow. At a temperature above the accepted range, sampling is almost
+    uniform over the vocabulary.
     """
-    # Temperature 0 is accepted, because greedy sampling does not divide the logits.
+    # Temperature 0 means greedy sampling, which does not divide the logits by the temperature.
     if value and not COOLEST <= value <= HOTTEST:
         raise ValueError(
             message("", f"{value:g}", f"0 (greedy), or a number from {COOLEST} to {HOTTEST:g}")[2:]
@@ -45,17 +47,19 @@ class Section(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
-        # A misspelled key that was ignored would silently keep its default.
+        # Unknown keys are errors: if a misspelled key were ignored,
+        # its setting would keep the default.
         extra="forbid",
-        # TOML has types, so a quoted number, or true instead of 1, is an error.
+        # Types are not converted: a quoted number, or true instead of 1, is an error.
         strict=True,
         # `--help`, error messages and the reference page show the docstring below a field.
         use_attribute_docstrings=True,
-        # TOML can write inf and nan, and inf satisfies every lower bound.
+        # Infinite numbers are errors: TOML can express inf,
+        # and inf would satisfy every lower bound.
         allow_inf_nan=False,
     )
 
-    # TOML has only lists, but strict validation accepts no list for a tuple.
+    # Lists become tuples: TOML has only lists, and strict validation rejects a list for a tuple.
     # A field with a list would also make a frozen model unhashable.
     @field_validator("*", mode="before")
     @classmethod
@@ -64,5 +68,6 @@ class Section(BaseModel):
 
 
 def found_words(value: object, accepted: str, remedy: str = "") -> str:
-    # The message has no key, since the error report puts file, line and key before the message.
+    # The message omits the key, because the error report puts file,
+    # line and key before the message.
     return message("", toml_words(value), accepted, remedy).removeprefix(": ")

@@ -13,8 +13,8 @@ class ServerConfig(Section):
     """A model server that samples completions for commands that do not train (docs/serving.md).
 
     The server is OpenAI-compatible and accepts token ids as prompts at its completions endpoint, as
-    vLLM, SGLang and llama.cpp do. `model.path` names the same model on this machine, whose
-    tokenizer renders the prompts. The model's weights on this machine are not loaded.
+    vLLM, SGLang and llama.cpp do. `model.path` must name a copy of the server's model on this
+    machine, because its tokenizer renders the prompts. The weights in `model.path` are not loaded.
     """
 
     url: Text | None = None
@@ -39,7 +39,7 @@ class ServerConfig(Section):
     @field_validator("api_key_env")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        # The message does not show the value, because the value may be the API key itself.
+        # The error message omits the value of the key, because the value may be the API key itself.
         if not name.isidentifier():
             raise ValueError("accepted: the name of an environment variable that holds the key")
         return name

@@ -88,7 +88,7 @@ class RLConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """The optimizer and its schedule. One optimizer step advances `policy_version` by one."""
+    """The optimizer and its schedule. Each optimizer step increases `policy_version` by one."""
 
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """``adamw_8bit`` stores its state in 8 bits (needs the extra ``bnb``)."""
@@ -130,7 +130,8 @@ class OptimizerConfig(Section):
 
 
 class SFTConfig(Section):
-    """The supervised stage (cold start): packed, with the loss on completions only."""
+    """The supervised stage (cold start): trains on packed examples, with the loss on completion
+    tokens only."""
 
     traces: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of rows with ``prompt`` (text or messages) and ``completion``, named as in
@@ -150,7 +151,8 @@ class SFTConfig(Section):
 
 
 class PretrainConfig(Section):
-    """Next-token training on plain text. Packed documents do not attend to each other."""
+    """Next-token training on plain text. Tokens of one document do not attend to other documents in
+    the same packed batch."""
 
     texts: Annotated[tuple[Text, ...], Field(min_length=1)]
     """Sources of documents: rows with the key ``text``, named as in `data.train`. A file whose name

@@ -24,7 +24,7 @@ _CLOSINGS = ("", "]", "]]", "]]]", "]]]]")
 
 def one_line(text: str, limit: int = 300) -> str:
     """Return a text as one line that may follow a ``#``, truncated to ``limit`` characters."""
-    # A line break in a foreign text would end the comment and could inject a key.
+    # A line break in an untrusted text would end the TOML comment and could inject a key.
     line = escaped(" ".join(text.split()))
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
@@ -39,14 +39,14 @@ def toml_line(key: str, value: Any, note: str = "") -> str:
 
     Raises ValueError for a string that TOML cannot represent (an unpaired surrogate).
     """
-    # tomli_w quotes a key if needed, so the key's text is taken from a dumped dummy value.
+    # tomli_w quotes keys that need quotes, so this code dumps the key with a dummy value.
     text = f"{tomli_w.dumps({key: 0}).rpartition(' = ')[0]} = {_value_text(value)}"
     text.encode()
     return f"{text:<27} {comment(note)}" if note else text
 
 
 def _value_text(value: Any) -> str:
-    # tomli_w writes one line per list item, so the lines are joined to one line.
+    # tomli_w writes one line per list item, so the lines of a list are joined.
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, cast('list[Any]', value)))}]"
     return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
@@ -56,11 +56,12 @@ def key_lines(text: str) -> dict[str, int]:
     """Return the line number of each dotted key, table and list item of a valid TOML text.
 
     A TOML statement ends at the first line at which the statement parses. A statement that parses
-    only with additional brackets is an unfinished list, whose items so far are recorded.
+    only with additional closing brackets is an unfinished list; the lines of its items so far are
+    recorded.
     """
     # `tomllib` reports no line numbers, and a parser with line numbers would be a new dependency.
     found: dict[str, int] = {}
-    # Index of the last array table [[NAME]] of each name.
+    # For each name of array tables ([[NAME]]), the index of the last table.
     newest: dict[_Path, int] = {}
     section: _Path = ()
     statement, first = "", 1
@@ -95,7 +96,8 @@ def _header(tree: Any, newest: dict[_Path, int]) -> Iterator[_Path]:
         if isinstance(tree, list):
             newest[path] = newest.get(path, -1) + 1
             tree = None
-        # A later [a.b] belongs to the newest [[a]], so its path contains that table's index.
+        # A table [a.b] belongs to the newest [[a]] above it,
+        # so its path contains the index of this [[a]].
         if path in newest:
             path = (*path, newest[path])
             yield path
@@ -110,11 +112,12 @@ def _paths(value: Any, prefix: _Path) -> Iterator[_Path]:
 
 
 def apply_override(tree: dict[str, Any], override: str, holds_text: Callable[[str], bool]) -> str:
-    """Apply one ``section.key=value`` override to a tree of plain values; return the dotted key.
+    """Apply one ``section.key=value`` override to the nested dicts of a TOML file; return the
+    dotted key.
 
     The override's value is parsed as TOML. If ``holds_text(key)`` is true, the override's value is
-    used literally as text. An override with an empty value removes the key from the tree. Raises
-    ConfigError for an invalid override.
+    used literally as text and not parsed. An override with an empty value removes the key from the
+    tree. Raises ConfigError for an invalid override.
     """
     key, equals, value = (part.strip() for part in override.partition("="))
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
@@ -143,7 +146,7 @@ def _override_value(text: str, is_text: bool) -> Any:
         try:
             read = tomllib.loads(f"value = {candidate}")
         except (ValueError, RecursionError):
-            # A value that is not valid TOML is used as text.
+            # If an override's value is not valid TOML, the value is used as text.
             continue
         # An override with a line break could set a second key, so exactly one key must result.
         if len(read) == 1 and (isinstance(read["value"], str) or not is_text):
@@ -173,7 +176,8 @@ def plain_tables(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def point_lists(value: Any) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Return a table of schedules; see `point_list`. Raises ValueError for an invalid table."""
+    """Return a table that maps names to schedules (`point_list`). Raises ValueError for an invalid
+    table."""
     accepted = "a list of [policy_version, multiplier], versions rising, as [[0, 0.0], [400, 1.0]]"
     return {
         name: point_list(listed, accepted, name)

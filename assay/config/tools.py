@@ -10,7 +10,8 @@ from assay.config.section import Natural, Positive, Section, Text, found_words
 class ToolsConfig(Section):
     """Tools that the policy can call inside a completion (docs/tools.md).
 
-    Results of calls are injected tokens, which are masked from the loss.
+    The results of tool calls are injected into the completion, and their tokens are masked from the
+    loss.
     """
 
     names: tuple[Text, ...] = ()
@@ -29,7 +30,7 @@ class ToolsConfig(Section):
     seconds: Positive = 5.0
     """Maximum seconds per call. For ``python``, the limit applies to CPU time, so that a busy
     machine changes no result."""
-    # A long output is cut in the middle, because a traceback ends with the error.
+    # A tool's long output is cut in the middle, because a traceback ends with the error message.
     max_output: Natural = 2000
     """Maximum number of characters of a call's result. The middle of a longer result is removed."""
     call: Text | None = None

@@ -101,13 +101,15 @@ class TrainConfig(Section):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Training sources of the stage: the rows in its section, else `data.train`."""
+        """Sources of the stage's training rows: those in the stage's section if it lists any, else
+        `data.train`."""
         section, key = STAGES[self.stage]
         return getattr(getattr(self, section), key) or self.data.train
 
     @property
     def traces(self) -> tuple[str, ...]:
-        """Sources of the traces on which the stage trains; empty for stages without traces."""
+        """Sources of the worked solutions (traces) on which the stage trains; empty for stages
+        without traces."""
         stage = self.sft or self.distill
         return () if stage is None else stage.traces
 
@@ -115,18 +117,18 @@ class TrainConfig(Section):
     def watched(self) -> GuardConfig:
         """Guard settings without the rules whose assumptions this run violates.
 
-        Guard rules of other training stages are excluded too. A rule that the user configured is
-        never excluded.
+        Guard rules that do not apply to this training stage are excluded too. A guard rule that the
+        user configured is never excluded.
         """
         off = [row.name for row in RULES.values() if row.stages and self.stage not in row.stages]
-        # Entropy may fall without a gain in correctness if problems get harder.
+        # If a curriculum makes problems harder, entropy may fall without a gain in correctness.
         # A falling temperature or a teacher also lowers entropy without a gain in correctness.
         moved = self.curriculum.order != "uniform" or self.teacher is not None
         if moved or (self.rl is not None and self.rl.temperature_schedule):
             off += ["entropy_lost"]
         # Prompts may all be alike if the environment reveals the problem only after the prompt.
         off += ["same_prompt"] if self.tools.environment else []
-        # A teacher gives a learning signal on wrong completions too.
+        # A teacher gives a learning signal even if no completion is correct.
         off += ["all_wrong", "no_contrast"] if self.teacher is not None else []
         # Sampling ahead uses older weights, so the sampler-learner mismatch grows with the updates.
         off += ["mismatch_growth"] if self.scale.steps_ahead else []
@@ -136,7 +138,8 @@ class TrainConfig(Section):
     def completions_a_step(self) -> int | None:
         """Number of completions per step, or None for a stage that does not sample.
 
-        Completions of refills (dynamic sampling) and of growing groups are not counted.
+        Extra completions are not counted: those of refills (dynamic sampling) and of groups that
+        are extended.
         """
         stage = self.drawing
         more = self.rl.oversample if self.rl is not None else 0
@@ -178,7 +181,8 @@ class TrainConfig(Section):
 
     @property
     def drawing(self) -> RLConfig | PreferenceConfig | DistillConfig | None:
-        """Section of the training stage if the stage samples completions of problems, else None."""
+        """The training stage's section if the stage samples completions of problems; None for other
+        stages."""
         if self.preference is not None and not self.preference.pairs:
             return self.preference
         if self.distill is not None and not self.distill.traces:
@@ -215,8 +219,10 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a TOML file as plain values, and the line of each dotted key. Raises ConfigError."""
-    # A pipe can be read only once, and errors need the file's text a second time.
+    """Return the nested dicts of a TOML file, and the line of each dotted key. Raises
+    ConfigError."""
+    # Pipes are refused: error messages need the file's text again,
+    # and a pipe can be read only once.
     if path.is_fifo() or path.is_char_device():
         raise ConfigError(message(str(path), "a pipe or a device", "a TOML file"))
     try:
@@ -239,7 +245,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 @contextmanager
 def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[None]:
     """Prefix each error raised in the block with its key's line in ``path``, or with ``--set``."""
-    # Opening models and rows, long after the file was read, may find errors in the file's keys.
+    # Opening models and rows may reveal errors in configuration keys long after the file was read.
     try:
         yield
     except UserError as error:
@@ -252,7 +258,8 @@ def naming_lines(path: Path | None, overrides: Sequence[str] = ()) -> Generator[
 
 
 def build(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> TrainConfig:
-    """Apply overrides to a tree of plain values, and validate the result, as `load` does."""
+    """Apply overrides to a configuration of nested dicts, and validate the result, as `load`
+    does."""
     changed = copy.deepcopy(dict(tree))
     overridden = [apply_override(changed, override, holds_text) for override in overrides]
     return parse(changed, overridden=overridden)
@@ -264,7 +271,7 @@ def parse(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> TrainConfig:
-    """Validate a tree of plain values. Raises ConfigError with one line per error.
+    """Validate a configuration of nested dicts. Raises ConfigError with one line per error.
 
     where: name of the configuration file for error messages. lines: line number of each dotted key
     in the file.
@@ -286,14 +293,14 @@ def read_section(
     lines: Mapping[str, int] | None = None,
     overridden: Collection[str] = (),
 ) -> SectionType:
-    """Validate a tree of plain values for any settings model; arguments as in `parse`."""
+    """Validate nested dicts with any settings model; the arguments are those of `parse`."""
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         complaints = [
             complain(dict(item), model, where, lines or {}, overridden) for item in error.errors()
         ]
-        # Pydantic reports one error per member of a union, which may yield equal messages.
+        # For a union of types, pydantic reports one error per type, so equal messages are removed.
         raise ConfigError.of([*dict.fromkeys(complaints)]) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: values nested too deeply; accepted: a few levels") from error
@@ -304,7 +311,7 @@ def tool_settings(config: TrainConfig) -> ToolsConfig:
     if config.tools.packages is not None:
         return config.tools
     listed = config.verification.options.get("code", {}).get("packages")
-    # An invalid list of packages is rejected later, by the verifiers' own validation.
+    # An invalid list of packages is ignored here; the verifiers' own validation rejects it later.
     packages = tuple(map(str, listed)) if isinstance(listed, list | tuple) else ()
     return config.tools.model_copy(update={"packages": packages})
 
@@ -324,7 +331,8 @@ def with_sampling(sampling: SamplingConfig, **changes: Any) -> SamplingConfig:
 
 
 def check_siblings(num_samples: int, temperature: float) -> None:
-    """Raise ConfigError for too many samples, and for several greedy samples, which are equal."""
+    """Raise ConfigError for too many samples, and for several greedy samples, which would all be
+    equal."""
     if not 1 <= num_samples <= MOST:
         raise ConfigError(message("samples", num_samples, f"a whole number from 1 to {MOST}"))
     at_temperature(SamplingConfig(), temperature)
@@ -335,7 +343,7 @@ def check_siblings(num_samples: int, temperature: float) -> None:
 
 def dump(config: TrainConfig) -> str:
     """Return the complete configuration as TOML: `parse(tomllib.loads(dump(c))) == c`."""
-    # TOML has no null, so keys with the value None are omitted; None is always the default.
+    # TOML has no null, so keys with the value None are omitted; an omitted key loads as None.
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -371,7 +379,8 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, 
 
 
 def holds_text(key: str, model: type[BaseModel] = TrainConfig) -> bool:
-    """Whether a key has the type text, so that an override's value is used literally."""
+    """Whether a configuration key has the type text; an override of such a key is not parsed as
+    TOML."""
     return any(name == key and kind.startswith("text") for name, kind, _, _ in field_help(model))
 
 
@@ -417,7 +426,7 @@ def _clashes(config: TrainConfig) -> Iterator[str]:
 
 
 def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
-    """Yield a message for each conflict in a reinforcement learning run."""
+    """Yield a message for each conflict between settings of a reinforcement learning run."""
     if not config.data.train:
         yield 'data.train: missing; add train = ["problems.jsonl"] to [data]'
     if rl.num_minibatches > rl.num_prompts:
@@ -450,8 +459,8 @@ def _clashes_of_rl(config: TrainConfig, rl: RLConfig) -> Iterator[str]:
 
 def _clashes_of_oversample(config: TrainConfig, number: int) -> Iterator[str]:
     """Yield a message for each setting that conflicts with the oversampling cutoff."""
-    # The oversampling cutoff ranks groups by the length of the longest completion.
-    # The lengths of completions must therefore be final.
+    # The oversampling cutoff ranks groups by the length of their longest completion.
+    # Settings that lengthen completions after this ranking therefore conflict with the cutoff.
     beside = {
         "curriculum.group_sizes, as a larger group ends later": config.curriculum.group_sizes,
         "sampling.min_think, which removes sampled tokens": config.sampling.min_think,

@@ -39,13 +39,13 @@ class EvaluationConfig(Section):
     more, because two evaluations without an increase can be noise. None: never end early."""
     num_samples: Count = 1
     """Number of completions per problem."""
-    # Greedy by default, because a greedy accuracy has no sampling noise.
+    # Evaluations are greedy by default, because greedy accuracy has no sampling noise.
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)] = (0.0,)
     """Sampling temperatures of the evaluation; 0 is greedy. The accuracy at the first temperature
     determines the best checkpoint."""
     max_problems: Natural | None = None
     """Maximum number of held-out problems, counted from the first row. None: all problems."""
-    # Comparing checkpoints problem by problem cancels the problems' differences in difficulty.
+    # Checkpoints are compared problem by problem, which cancels differences in difficulty.
     keep_completions: bool = True
     """Save completions with their verdicts in the run's ``evaluations/``, so that two checkpoints
     can be compared problem by problem (`assay run compare RUN@20 RUN@40`)."""
@@ -56,7 +56,7 @@ class CheckpointConfig(Section):
 
     every: Natural = 50
     """Number of steps between checkpoints. The last step always has a checkpoint."""
-    # The interval is limited in minutes too: 50 steps of 15 minutes would be 12 lost hours.
+    # Minutes limit the interval too: with 15-minute steps, 50 lost steps would be 12 lost hours.
     minutes: Positive | None = 10.0
     """Maximum number of minutes between checkpoints, which are saved at the end of a step. The
     setting limits the loss from a kill if steps are long, and changes no result. None: only `every`
@@ -95,7 +95,7 @@ class VerificationConfig(Section):
     cache_mib: NonNegative = 64.0
     """Memory for cached verdicts, which are reused when a verifier judges the same text again. 0:
     no cache."""
-    # Rows come from untrusted sources, and importing code that a row names would run the code.
+    # Rows come from untrusted sources, and importing the Python code that a row names would run it.
     allow: tuple[Text, ...] = ()
     """Python code that a row may name as its verifier, in addition to `data.verifier`: a module, or
     ``package.module:object``. Rows can be untrusted, so code that a row names is imported only if
@@ -156,8 +156,8 @@ class AuditConfig(Section):
 class LogConfig(Section):
     """Experiment trackers (docs/loggers.md).
 
-    Trackers receive metrics, evaluations, sampled rollouts and the configuration. A failing tracker
-    never stops a run.
+    Trackers receive metrics, evaluations, sampled rollouts and the configuration. A run continues
+    even if a tracker fails.
     """
 
     to: tuple[Literal["wandb", "tensorboard", "trackio", "mlflow"], ...] = ()
@@ -182,10 +182,11 @@ class LogConfig(Section):
 
 
 class AlertsConfig(Section):
-    """Messages about a run, to a webhook, an e-mail address or a command (docs/loggers.md#alerts).
+    """Messages about a run that are sent to a webhook, an e-mail address or a command
+    (docs/loggers.md#alerts).
 
-    A separate process sends the messages. It therefore also reports a run that was killed or that
-    hangs. A message contains no prompts and no completions.
+    A separate process sends the messages. This separate process also reports a run that was killed
+    or that hangs. A message contains no prompts and no completions.
     """
 
     url_env: Text | None = None

@@ -60,7 +60,7 @@ class RunConfig(Section):
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str | None) -> str | None:
-        # An out-of-tree accelerator registers a device type of its own with PyTorch (privateuse1).
+        # An accelerator outside PyTorch registers its own device type, which is accepted too.
         known = device in (None, registered_backend()) or re.fullmatch(r"cpu|cuda(:\d+)?", device)
         if not known:
             raise ValueError(found_words(device, '"cpu", "cuda" or "cuda:1"'))
@@ -71,7 +71,7 @@ class LoraConfig(Section):
     """Low-rank adapters instead of full fine-tuning (needs the extra ``lora``).
 
     If the model at `model.path` already has adapters, these adapters are trained further. For a
-    model with adapters, omit the section or repeat the settings of the existing adapters.
+    model with adapters, omit this section or repeat the settings of the existing adapters.
     """
 
     rank: Count = 16
@@ -109,14 +109,15 @@ class ModelConfig(Section):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass. This takes about a third more time and far less
     memory."""
-    # The default is false, because a model's Python code would run with all rights of the user.
+    # By default, a model's own Python code is not run,
+    # because it would have all rights of the user.
     trust_remote_code: bool = False
     """Run Python code that is part of the model's files. Use only for models whose code you have
     read."""
 
 
 class DataConfig(Section):
-    """Problems, and their presentation to the policy.
+    """The training and held-out problems, their verifiers and the format of their prompts.
 
     A source is a file (JSONL or Parquet), ``hf:NAME[/CONFIG][?split=train]``,
     ``gym:TASK[?setting=value&size=1000&seed=0]`` or ``package.module:object`` (rows, or a function
@@ -167,7 +168,8 @@ class DataConfig(Section):
     think_close: Text = "</think>"
     """Tag that closes the reasoning block. With a chat template that has channels (gpt-oss), the
     default means the end of the reasoning message and the header of the channel ``final``."""
-    # A truncated prompt would be another question, but keep the answer of the full question.
+    # Long prompts are not truncated: a truncated prompt would ask another question,
+    # but the expected answer would stay.
     on_bad_row: Literal["stop", "skip"] = "stop"
     """Handling of a malformed row. ``stop``: the command stops with the row's position. ``skip``:
     the row is skipped and counted in the report. A row with a too long prompt (`max_prompt_tokens`)
@@ -197,12 +199,12 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _with_parts(self) -> DataConfig:
-        """Add the sources and verifiers of mixture parts to the keys of the whole run.
+        """Add the sources and verifiers of the mixture's parts to `train`, `heldout` and
+        `verifier_by_tag`.
 
         All code that reads `train`, `heldout` and `verifier_by_tag` therefore covers mixture parts.
-        The
-        operation is idempotent: a run's saved configuration already contains the sources, and loads
-        unchanged.
+        A run's saved configuration already contains these sources, so loading it again changes
+        nothing.
         """
         for key in ("train", "heldout"):
             of_parts = (one for part in self.mixture.values() for one in getattr(part, key))
@@ -222,9 +224,10 @@ class DataConfig(Section):
 class SamplingConfig(Section):
     """Sampling of completions.
 
-    In ``[rl]``, ratios and KL are computed for the sampling distribution over all tokens. ``[rl]``
-    therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens. ``assay eval``, ``assay
-    sample`` and training stages other than ``[rl]`` accept `top_k`, `top_p` and `min_p`.
+    In ``[rl]``, ratios and KL are computed for the sampling distribution over all tokens. The stage
+    ``[rl]`` therefore rejects `top_k`, `top_p` and `min_p`, which exclude tokens from sampling.
+    ``assay eval``, ``assay sample`` and training stages other than ``[rl]`` accept `top_k`, `top_p`
+    and `min_p`.
     """
 
     temperature: Temperature = 1.0
@@ -259,7 +262,7 @@ class SamplingConfig(Section):
     """Minimum number of thinking tokens, counted as in `think_budget`. An earlier end of thinking
     is replaced by `think_more_text`, and the replaced tokens are not trained on. None: no
     minimum."""
-    # "Wait" is the word of s1's budget forcing (arXiv 2501.19393, section 3.1).
+    # s1's budget forcing appends "Wait" to continue thinking (arXiv 2501.19393, section 3.1).
     think_more_text: Text = "Wait"
     """Text that replaces an early end of thinking, so that thinking continues."""
     max_think_more: Natural = 1
@@ -281,10 +284,11 @@ class SamplingConfig(Section):
         return self
 
     def level(self, effort: str | None = None) -> int | str | None:
-        """Return the value of an effort in `efforts`: a token budget or a prompt line.
+        """Return the setting of a thinking effort in `efforts`: a token budget or a line of the
+        prompt.
 
-        effort: None stands for the configured effort. Returns None without an effort. Raises
-        ValueError for an unknown name.
+        effort: name of a thinking effort; None stands for the configured effort. Returns None
+        without an effort. Raises ValueError for an unknown name.
         """
         name = self.effort if effort is None else effort
         if name is not None and name not in self.efforts:
@@ -298,7 +302,7 @@ class SamplingConfig(Section):
         return effort if effort is not None and isinstance(self.level(effort), str) else None
 
     def budget(self, effort: str | None = None) -> int | None:
-        """Return the maximum number of thinking tokens under an effort; None: no limit."""
+        """Return the maximum number of thinking tokens with a thinking effort; None: no limit."""
         level = self.level(effort)
         return level if isinstance(level, int) else self.think_budget
 

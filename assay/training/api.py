@@ -1,6 +1,6 @@
 """Public functions for commands and notebooks: train, evaluate, sample and dry_run.
 
-Functions that need verifiers but no model are in `assay.session.judging`.
+Functions that judge completions without a model are in `assay.session.judging`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def train(
         raise ConfigError("train: found --approved-by; accepted: only with --resume RUN")
     if resume is not None:
         config = Path(resume) / "config.toml"
-        # A foreign run needs the user's consent before its configuration has any effect.
+        # A run folder from someone else needs the user's consent
+        # before its configuration has any effect.
         open_config(Path(resume), overrides=overrides, trust_run=trust_run)
         # Damaged files are reported before a model is loaded.
         load_run(resume)
@@ -113,7 +114,8 @@ def train(
         raise ConfigError("train: give a configuration, or a run to resume")
     path = Path(config) if isinstance(config, Path | str) else None
     settings = read_config(config, overrides)
-    # A resumed run keeps its number of engine slots: another number changes the last bits.
+    # A resumed run decodes as many completions at once as before,
+    # because another number of slots changes the last bits of the log-probabilities.
     if resume is not None:
         overrides = [*overrides, f"engine.num_slots={settled(settings).engine.slots}"]
     stage = Stage(
@@ -124,14 +126,16 @@ def train(
         accept_changed_verifiers=accept_changed_verifiers,
         quiet=quiet,
     )
-    # Configuration errors that appear only while the run is opened also name the line of their key.
+    # A configuration error that appears only
+    # while the run is opened also names the line of its key in the file.
     with configuration.naming_lines(path, overrides), leading():
         return run_stage(stage)
 
 
 def run_stage(stage: Stage) -> TrainResult:
     """Run one stage and return its outcome. Raises the errors of `train`."""
-    # The output folder and trackers are checked early: both must work before a model is loaded.
+    # The output folder and the trackers are checked first,
+    # because loading a model can take minutes.
     check_launch(stage.config.scale)
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
@@ -148,7 +152,7 @@ KINDS = {name: name for name in STAGES} | {"rl": "rl_run"}
 
 
 def kind_of(config: TrainConfig) -> Kind:
-    """Return the implementation of the configured kind of stage."""
+    """Return the object that implements the configured training stage."""
     return import_module(f"assay.training.{KINDS[config.stage]}").KIND
 
 
@@ -174,17 +178,17 @@ def evaluate(
     model: a folder, a hub name, or a run: ``RUN``, ``RUN@best``, ``RUN@120``; a run's own
     configuration defines how prompts are rendered. problems: sources (docs/configuration.md), or
     the rows themselves. temperature: 0: greedy decoding. max_tokens: maximum completion length.
-    think_budget: maximum number of thinking tokens. effort: effort of rows without an effort
-    (docs/thinking.md). max_problems: use only the first problems. verifier: verifier of rows that
-    name none; None: the run's verifier, or ``math``. overrides: configuration changes, such as
-    ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their verifier. trust_run:
-    import the Python code that a foreign run names. out: a JSONL file for all completions and
-    verdicts; after a kill, the same call continues from the file ``out`` with the suffix ``.part``.
-    device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft), or a run's
-    checkpoint with adapters, to load on a base model; the base model may be at another path than
-    the adapter records. server: URL of an OpenAI-compatible server that samples; ``model`` then
-    gives the tokenizer and the settings (docs/serving.md). actors: number of processes that sample
-    (extra ``ray``). quiet: show no progress.
+    think_budget: maximum number of thinking tokens per completion. effort: thinking effort of rows
+    that set no effort (docs/thinking.md). max_problems: use only the first problems. verifier:
+    verifier of rows that name none; None: the run's verifier, or ``math``. overrides: configuration
+    changes, such as ``["sampling.top_p=0.9"]``. allow: Python code that rows may name as their
+    verifier. trust_run: import the Python code that a foreign run names. out: a JSONL file for all
+    completions and verdicts; after a kill, the same call continues from the file ``out`` with the
+    suffix ``.part``. device: ``cpu``, ``cuda`` or ``cuda:1``. adapter: a folder of adapters (peft),
+    or a run's checkpoint with adapters, to load on a base model; the base model may be at another
+    path than the adapter records. server: URL of an OpenAI-compatible server that samples;
+    ``model`` then gives the tokenizer and the settings (docs/serving.md). actors: number of
+    processes that sample (extra ``ray``). quiet: show no progress.
 
     Raises UserError for invalid input.
     """
@@ -263,7 +267,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
     check_decision(settings)
     path = Path(config) if isinstance(config, Path | str) else None
     with configuration.naming_lines(path, overrides), ExitStack() as stack:
-        # A preview samples with the local engine, so only a teacher in actors needs a cluster.
+        # A preview samples in this process, so it needs a Ray cluster only for a teacher in Ray
+        # actors.
         taught = settings.scale.teacher_actors is not None
         with show_startup(quiet):
             kind, verifiers = kind_of(settings), open_verifiers(settings, stack, actors=taught)
@@ -291,7 +296,8 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
 def _expected(
     session: Session, look: FirstLook, length: int, num_heldout: int, num_canaries: int
 ) -> Expected | None:
-    """Return the estimated hours of a run from this machine's rates, without timing."""
+    """Return the estimated hours of a run from stored rates of this machine, without timing a
+    step."""
     # The estimate leaves out the time of a teacher, so a run with a teacher has no estimate.
     if look.teacher is not None:
         return None
@@ -316,7 +322,8 @@ def settled(config: TrainConfig) -> TrainConfig:
     Raises ConfigError for ``model.adapter`` and ``server.url``, which a training run cannot have.
     """
     if (adapter := config.model.adapter) is not None:
-        # Lineage, gate and resume of a run name one model's files, so merge the adapter first.
+        # A run records the files of one model, for lineage, gate and resume,
+        # so an adapter must be merged first.
         accepted = "one model to train"
         remedy = (
             f"assay model export {config.model.path} FOLDER --adapter {adapter}, then train FOLDER"
@@ -371,7 +378,7 @@ def open_asked(
 
 
 def _prompted(prompt: str, answer: str | None) -> Problem:
-    """Return the problem for a prompt; raises DataError if the prompt is not text."""
+    """Return a problem with the given prompt; raises DataError if the prompt is not text."""
     row = {"prompt": prompt} if answer is None else {"prompt": prompt, "answer": answer}
     return read_problem(row, "--prompt", "prompt")
 
@@ -402,10 +409,11 @@ def _sample(
 
 
 def _can_judge(verifiers: VerifierService, problem: Problem) -> bool:
-    """Whether a verifier can judge the problem: it cannot judge a prompt without an answer."""
+    """Whether a verifier can judge the problem; a prompt without an expected answer cannot be
+    judged."""
     try:
         verifiers.check_problem(problem)
-    # A row with a spec should be judged, so an error of the row becomes a *not judged* verdict.
+    # A row with a spec should be judged, so an error in the row gives the verdict *not judged*.
     except VerifierError:
         return bool(problem.spec)
     return True

@@ -22,11 +22,11 @@ Judged = tuple[Group, Sequence[Verdict]]
 class BatchPlan:
     """Sampling settings of every step.
 
-    max_refills: maximum number of refills of dynamic sampling; 0 without dynamic sampling.
-    max_group_size: size up to which groups without a correct completion are extended; None: groups
-    keep their size. temperatures: [step, temperature] points with linear interpolation; empty: the
-    temperature of ``sampling``. parts: parts of a mixture; the problems of each part have their own
-    sampling settings.
+    max_refills: how often dynamic sampling may replace groups without contrast by fresh groups; 0
+    without dynamic sampling. max_group_size: size up to which groups without a correct completion
+    are extended; None: groups keep their size. temperatures: [step, temperature] points with linear
+    interpolation; empty: the temperature of ``sampling``. parts: parts of a mixture; the problems
+    of each part have their own sampling settings.
     """
 
     num_prompts: int
@@ -49,8 +49,8 @@ class BatchPlan:
     ) -> list[tuple[list[int], SamplingConfig, BatchPlan]]:
         """Split problems by the settings of their mixture parts.
 
-        Return (indices, sampling, plan) for each group of problems with equal settings. sampling:
-        settings of this step, which a part may change.
+        Return (indices, sampling, plan) for each set of problems with equal settings. sampling:
+        sampling settings of this step, which a part of the mixture may change.
         """
         if not self.parts:
             return [([*range(len(problems))], sampling, self)]
@@ -60,13 +60,15 @@ class BatchPlan:
             assert name is not None, problem.id
             shares.setdefault(name, []).append(index)
         found: list[tuple[list[int], SamplingConfig, BatchPlan]] = []
-        # Parts are sampled in the order of their names, which does not depend on the draws.
+        # A mixture's parts are sampled in the order of their names,
+        # which does not depend on the random draws.
         for name, indices in sorted(shares.items()):
             part = self.parts[name]
             own = sampling.model_copy(update=part.sampling_changes)
             size = part.group_size or self.group_size
             plan = replace(self, group_size=size, sampling=own, parts={})
-            # Parts with equal settings share a generator call, which fills more engine slots.
+            # Parts of a mixture with equal settings share one generator call,
+            # which decodes more completions at once.
             same = next((one for one in found if one[1:] == (own, plan)), None)
             if same is None:
                 found.append((indices, own, plan))
@@ -76,7 +78,8 @@ class BatchPlan:
 
 
 def at_step(points: Sequence[tuple[int, float]], step: int) -> float:
-    """Interpolate (step, value) points linearly at ``step``; constant beyond both ends."""
+    """Interpolate (step, value) points linearly at ``step``; before the first point and after the
+    last one, the value is constant."""
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
 
@@ -118,9 +121,9 @@ def _sample_alike(
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Sample and judge problems with one sampling setting; equal group sizes share one call.
 
-    If there are more problems than wanted groups, all groups have the same size. The
-    `OversamplingCutoff` then selects the groups that finish first, which are the groups whose
-    longest completion is shortest.
+    If the plan samples more problems than it wants groups, all groups have the same size. The
+    `OversamplingCutoff` then keeps the groups that finish first: the groups with the shortest
+    longest completion.
 
     If the plan sets a maximum group size, groups without a correct completion are extended by one
     group size at a time, until a completion passes or the maximum is reached. Hard problems thus
@@ -135,7 +138,8 @@ def _sample_alike(
         )
         return _sampled_on(parts, groups, verdicts, sampling, plan)
     judged_of: dict[int, Judged] = {}
-    # A generator call has one group size, so groups of each size have a call of their own.
+    # A generator call has one group size,
+    # so the groups of each size are sampled in a separate call.
     for size in sorted(set(sizes)):
         places = [n for n, one in enumerate(sizes) if one == size]
         some = [problems[n] for n in places]
@@ -154,7 +158,7 @@ def _sampled_on(
 ) -> tuple[Sequence[Group], Sequence[Sequence[Verdict]]]:
     """Extend the groups without a correct completion, if the plan allows it.
 
-    If verifiers compare siblings, extended groups are judged again as a whole.
+    If verifiers compare completions of one prompt, extended groups are judged again as a whole.
     """
     if plan.max_group_size is None:
         return groups, verdicts
@@ -173,7 +177,8 @@ def _sampled_on(
                 whole[n] = _joined(whole[n], group)
                 judged[n] = (*judged[n], *group_verdicts)
         if compared:
-            # A verifier that compares siblings must judge the whole extended group.
+            # A verifier that compares completions of one prompt must judge the whole extended
+            # group.
             # The verdicts of the extended group replace the verdicts of the smaller group.
             problems = [whole[n].problem for n in compared]
             groups = parts[0].generate(problems, sampling, count, first)
@@ -188,7 +193,8 @@ def _joined(group: Group, more: Group) -> Group:
 
 
 def _is_to_grow(group: Group, verdicts: Sequence[Verdict], size: int) -> bool:
-    """Whether a group of this size has wrong completions only; a restored group may be larger."""
+    """Whether a group has this size and only wrong completions. A group from the log of an
+    interrupted run may already be larger."""
     failed = [verdict for verdict in verdicts if verdict.judged and not verdict.correct]
     # If no completion was judged, the problem may be easy, so no further completions are sampled.
     return len(group.completions) == size and len(failed) > 0 and not _passed(verdicts)
@@ -201,7 +207,8 @@ def _passed(verdicts: Sequence[Verdict]) -> bool:
 def ahead_calls(
     plan: BatchPlan, problems: Sequence[Problem], sizes: Sequence[int], step: int
 ) -> list[AheadCall]:
-    """Return the generator calls for problems of a later step. step: number of steps before it."""
+    """Return the generator calls for the problems of a later step. step: number of steps before the
+    later step."""
     calls: list[AheadCall] = []
     for indices, own, _ in plan.alike(problems, plan.sampling_at(step)):
         pairs = [(problems[n], sizes[n]) for n in indices]

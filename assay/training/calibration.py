@@ -57,11 +57,12 @@ def calibrate(predicted: Array, observed: Array, num_bins: int = BINS) -> Calibr
     # The prediction 1.0 belongs to the last bin, not to a bin of its own.
     width_bins = np.minimum((predicted * num_bins).astype(np.int64), num_bins - 1)
     equal_width = bins_of(predicted, observed, width_bins)
-    # With bins of equal count, a bin of few predictions cannot dominate the error.
+    # With an equal number of predictions per bin, a nearly empty bin cannot dominate the error.
     ranks = np.empty(len(predicted), np.int64)
     ranks[np.argsort(predicted, kind="stable")] = np.arange(len(predicted))
     equal_count = bins_of(predicted, observed, ranks * num_bins // len(predicted))
-    # Without clipping, a single sure and wrong prediction would make the log loss infinite.
+    # Probabilities are clipped, because one wrong prediction of probability 1 would make the log
+    # loss infinite.
     clipped = np.clip(predicted, 1e-12, 1 - 1e-12)
     log_loss = -(observed * np.log(clipped) + (1 - observed) * np.log1p(-clipped)).mean()
     return Calibration(
@@ -84,7 +85,8 @@ def bins_of(predicted: Array, observed: Array, bin_of: NDArray[np.int64]) -> tup
 
 
 def calibration_error(bins: tuple[Bin, ...]) -> float:
-    """Return the mean |observed - predicted| over bins, weighted by their counts."""
+    """Return the mean of |observed - predicted| over bins, weighted by the number of predictions
+    per bin."""
     # Bins are weighted by count, so that a nearly empty bin has little influence.
     total = sum(one.count for one in bins)
     return sum(one.count * abs(one.observed - one.predicted) for one in bins) / total

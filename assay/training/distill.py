@@ -56,7 +56,7 @@ def read_rows(config: TrainConfig, verifiers: VerifierService) -> Rows:
 
 
 def lay_out_taught(session: Session, traces: Traces) -> RenderedRows:
-    """Render the traces to tokens and open their teacher."""
+    """Render the traces to tokens and open the teacher model that scores them."""
     settings = session.config.distill
     assert settings is not None
     if settings.keep is not None:
@@ -66,7 +66,8 @@ def lay_out_taught(session: Session, traces: Traces) -> RenderedRows:
     else:
         teacher = open_teacher(session)
         rendered = lay_out_traces(session, traces, teacher.context_length)
-        # The teacher scores each step's rows anew, so the same teacher object serves every step.
+        # The teacher scores the rows of each step during the step,
+        # so one teacher object serves all steps.
         teach = lambda passes, run: lambda rows: teacher  # noqa: E731
         beside = [] if teacher.model is None else [teacher.model]
         of_ranks = teacher_of_ranks(session, teacher)
@@ -103,7 +104,8 @@ def run_on_policy(stage: Stage) -> Path:
         evaluated = (problems.heldout, problems.canaries)
         for _ in steps_of(run, guard, lambda: evaluate_heldout(run, session, *evaluated)):
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
-            # Problems contain answers and tests, which other ranks do not need.
+            # Answers and tests of the problems are removed,
+            # because other learner ranks do not need them.
             batch = replace(pack(groups, verdicts, learner.device), problems=())
             update = learner.update(batch, teaching(teacher, learner, batch))
             generator.load_policy(learner.weights())
@@ -113,7 +115,7 @@ def run_on_policy(stage: Stage) -> Path:
 
 
 def taught_words(config: TrainConfig) -> str:
-    """Describe the divergence and the teacher."""
+    """Return a text that names the configured divergence and the teacher."""
     assert config.distill is not None
     settings = config.distill
     share = settings.cross_entropy
@@ -136,7 +138,8 @@ def first_look(config: TrainConfig, session: Session, rows: Rows) -> FirstLook:
         look = replace(look, notes=[*look.notes, words])
         if settings.keep is None:
             teacher = open_teacher(session)
-            # Called only to raise DataError for a trace that exceeds the teacher's context.
+            # The result is not used: the call raises DataError for a trace that exceeds the
+            # teacher's context.
             lay_out_traces(session, rows, teacher.context_length)
             return replace(look, teacher=teacher)
         cache = TeacherCache(session, lay_out_traces(session, rows).groups, rows.train)

@@ -77,8 +77,8 @@ class PreferenceLoop:
     """Parts of a preference step.
 
     draw: returns the batch of pairs of a step. heldout: held-out problems. evaluate_pairs: function
-    that evaluates held-out pairs; None without held-out pairs. generator: generator that samples
-    completions for pairs; None for offline pairs. moves_reference: whether the reference is
+    that evaluates held-out pairs; None if there are no held-out pairs. generator: generator that
+    samples completions for pairs; None for offline pairs. moves_reference: whether the reference is
     refreshed from the policy during the run. warned: whether the user was warned that chosen
     completions became less likely.
     """
@@ -97,7 +97,7 @@ class PreferenceLoop:
 
 
 def preference_step(loop: PreferenceLoop) -> None:
-    """Draw one step's pairs, update the policy, and record the step."""
+    """Draw the pairs of one step, update the policy, and record the step."""
     run, learner = loop.run, loop.learner
     pairs = loop.draw(run.step)
     update = nothing_learned(learner)
@@ -136,7 +136,7 @@ def run_preference(stage: Stage) -> Path:
         for _ in steps_of(run, guard, evaluate_now):
             preference_step(loop)
     # An interrupt while pairs are scored ends the `with` block before `loop` is assigned.
-    # The run is already open at that time, so its folder is read from `opening`.
+    # The run folder already exists at that time, so it is read from `opening`.
     assert opening.run is not None
     return opening.run.folder
 
@@ -155,8 +155,8 @@ def nothing_learned(learner: PreferenceLearner) -> Update:
 def warn_of_fall(loop: PreferenceLoop) -> None:
     """Warn once if chosen completions have become less likely than at the start.
 
-    A margin can grow although the chosen completions become less likely. Such a policy moves
-    probability to completions that are in no pair.
+    A margin can grow although the chosen completions become less likely. The policy then moves
+    probability to completions that occur in no pair.
     """
     change = loop.run.metrics.get("preference/change_chosen_token")
     if change is None or change > -loop.config.warn_fall or loop.warned:
@@ -201,13 +201,15 @@ class _Opening:
         run = self._run(schedule.num_steps, [*notes, layout.reason])
         learner.clock = run.clock
         table = ReferenceTable(run.folder)
-        # Initial scores also show later whether chosen completions have become less likely.
+        # The log-probabilities under the initial policy later show whether chosen completions
+        # became less likely.
         watched = row.needs_reference or settings.watch_start
         drawn = lambda step: [examples[n] for n in schedule.draw(step)]  # noqa: E731
-        # On resume the learner holds the initial weights until the run is attached.
-        # Missing scores are therefore those of the policy at the start of the original run.
+        # When a run is resumed, the learner has the initial weights until its checkpoint is loaded.
+        # Reference scores that are still missing are therefore computed with the initial policy.
         if watched:
-            # Only pairs that the steps will draw are scored: a run may be shorter than an epoch.
+            # Only pairs that the run's steps will draw are scored,
+            # because a run may be shorter than an epoch.
             steps = [drawn(step) for step in range(schedule.num_steps)]
             used = {id(one): one for step in steps for one in step}
             groups = groups_to_score(iter(steps), [*used.values()], row)
@@ -235,7 +237,8 @@ class _Opening:
         judge = pairwise_judge(config)
         problems = fit_problems(self.rows, session)
         tested = try_verifiers(config, session.verifiers)
-        # Updates use pairs, so the layout is probed for two siblings, whatever the group size.
+        # Updates use pairs, so the batch layout is chosen for two completions per prompt, whatever
+        # the group size.
         group_size = 2 if self.row.paired else settings.group_size
         layout = choose_layout(session, problems.train, group_size)
         learner = self._learner(settings.steps, layout, self.row.needs_reference)
@@ -243,7 +246,8 @@ class _Opening:
         run = self._run(settings.steps, ())
         table = ReferenceTable(run.folder)
         evaluate = self._evaluate_pairs(heldout, table, learner, run)
-        # A resumed run can reload the initial policy, so checkpoints store only a moving reference.
+        # A resumed run can load the initial policy again,
+        # so a checkpoint stores the reference only if it moves.
         reference = learner.reference
         moves = reference is not None and settings.reference_every is not None
         parts = {"reference": SavedReference(learner)} if moves else {}
@@ -261,7 +265,8 @@ class _Opening:
             groups, verdicts = collect(curriculum, generator, verifiers, run, plan)
             examples: list[Example] = []
             for number, (group, judged) in enumerate(zip(groups, verdicts, strict=True)):
-                # The draw is seeded by step and group, so that a resumed run draws the same pairs.
+                # The choice of pairs is seeded by step and group,
+                # so that a resumed run chooses the same pairs.
                 rng = np.random.default_rng((config.run.seed, step + 1, number))
                 examples += examples_of_group(group, judged, self.row, settings, rng)
             if not examples:
@@ -317,7 +322,7 @@ class _Opening:
     def _repeats(
         self, examples: Sequence[Example], heldout: Sequence[Example], problems: Sequence[Problem]
     ) -> Iterator[str]:
-        """Warn of held-out prompts that are also in the training set."""
+        """Warn if held-out prompts also occur in the training set."""
         learned = {one.group.prompt.tokens.tobytes() for one in examples}
         pairs = [one.group.prompt.tokens.tobytes() for one in heldout]
         asked = [self.session.renderer.render(one).tokens.tobytes() for one in problems]
@@ -405,7 +410,8 @@ def _work_of(
     rows = np.array([len(one.group.completions) for one in examples])
     learned = np.array([sum(len(c.tokens) for c in one.group.completions) for one in examples])
     sizes = learned + prompts * (1 if layout == "tree" else rows)
-    # KTO's reference point takes one more forward pass, over mismatched prompts.
+    # KTO's reference point needs one more forward pass,
+    # over completions after other examples' prompts.
     passes = 1.0 if row.paired else 1.0 + FORWARD_SHARE
     return GivenWork(
         schedule.num_steps,
@@ -446,7 +452,8 @@ def open_examples(
 def groups_to_score(
     steps: Iterator[Sequence[Example]], examples: Sequence[Example], row: Preference
 ) -> Iterator[Group]:
-    """Yield the groups that the reference scores: all examples, then mismatched prompts by step."""
+    """Yield the groups that the reference policy scores: all examples, then the mismatched prompts
+    of each step (KTO)."""
     for example in examples:
         yield example.group
     if not row.paired:
@@ -456,7 +463,8 @@ def groups_to_score(
 
 
 def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
-    """Check that packed shared prompts match plain ones; choose the layout for these lengths."""
+    """Check that batches with shared prompts give the same results as plain batches, and choose the
+    batch layout for these lengths."""
     completions = [len(each.tokens) for one in examples for each in one.group.completions]
     group_size = int(np.median([len(one.group.completions) for one in examples]))
     return probe_layouts(
@@ -464,21 +472,22 @@ def pair_layout(session: Session, examples: Sequence[Example]) -> LayoutChoice:
         prompt_length=int(np.median([len(one.group.prompt.tokens) for one in examples])),
         completion_length=int(np.median(completions)),
         group_size=group_size,
-        # With one completion per prompt no rows share a prompt, so a packed layout cannot help.
+        # With one completion per prompt, no rows share a prompt,
+        # so a layout with shared prompts cannot help.
         layout=None if group_size > 1 else "plain",
         prompts=[one.group.prompt.tokens for one in examples],
     )
 
 
 def _imbalance(examples: Sequence[Example], row: Preference) -> Iterator[str]:
-    """Warn if KTO's desirable and undesirable weights are out of balance."""
+    """Warn if KTO's weights do not balance the numbers of desirable and undesirable completions."""
     if row.paired:
         return
     flat = [verdict.correct for one in examples for verdict in one.verdicts]
     good, bad = sum(flat), len(flat) - sum(flat)
     desirable, undesirable = row.desirable_weight * good, row.undesirable_weight * bad
     low, high = WEIGHT_RATIOS
-    # Without wrong completions, `undesirable` is 0 and the ratio is infinite.
+    # If no completion is undesirable, the ratio of the weights is infinite.
     if not undesirable or not low <= desirable / undesirable <= high:
         remedy = ""
         if good and bad:

@@ -72,7 +72,8 @@ def examples_of_group(
     return [
         Example.of_pair(group.problem, group.prompt, completions[best], completions[worst])
         for best, worst in chosen_pairs(verdicts, judged, settings, rng)
-        # A pair of equal completions has no gradient, whatever its rewards are.
+        # A pair of equal completions is skipped,
+        # because it has no gradient, whatever the rewards are.
         if not np.array_equal(completions[best].tokens, completions[worst].tokens)
     ]
 
@@ -112,7 +113,8 @@ def mismatched(examples: Sequence[Example]) -> list[Group]:
         group = example.group
         others = [examples[(index + shift) % count].group for shift in range(1, count)]
         prompt = group.prompt.tokens
-        # A completion of an equal prompt would be no mismatch, so a different prompt is preferred.
+        # A completion of an equal prompt would not be mismatched,
+        # so an example with a different prompt is preferred.
         differ = (one for one in others if not np.array_equal(one.prompt.tokens, prompt))
         other = next(differ, others[0])
         groups.append(Group(group.problem, group.prompt, other.completions))
@@ -141,7 +143,8 @@ class ExampleReader:
         """Read the examples of all sources; return (examples, notes). Raises DataError."""
         found: list[Example] = []
         notes: list[str] = []
-        # Number of skipped rows beyond the first ones, whose messages `load_preferences` stores.
+        # Number of skipped rows without a stored message:
+        # `load_preferences` stores only the first messages.
         num_unlisted = 0
         for source in filter(is_judged_source, sources):
             judged = self.read_judged(source)
@@ -160,7 +163,8 @@ class ExampleReader:
         return found[:limit], notes
 
     def render(self, preferences: Sequence[Pair | Labelled]) -> list[Example]:
-        """Render pairs and labelled completions; unpaired methods split each pair.
+        """Render pairs and labelled completions to tokens; methods without pairs get each pair as
+        two labelled completions.
 
         Raises DataError for examples that are too long, for two completions with the same tokens,
         and for a labelled completion if the method needs pairs.
@@ -207,13 +211,14 @@ class ExampleReader:
     def read_judged(self, source: str) -> list[Example]:
         """Return the training examples of judged groups.
 
-        Raises DataError for a source without rollouts, with another tokenizer, with a completion
-        that is too long, or with ties only.
+        Raises DataError if the source has no rollouts, another tokenizer, a too long completion, or
+        only groups of equal rewards.
         """
         found: list[Example] = []
         groups = self._of_run(source) if source.startswith(RUN_PREFIX) else self._of_file(source)
         for number, (where, group, verdicts) in enumerate(groups):
-            # Draws are seeded by group, so that pairs of a group do not depend on earlier groups.
+            # The choice of pairs is seeded by group,
+            # so that a group's pairs do not depend on earlier groups.
             rng = np.random.default_rng((self.seed, number))
             for example in examples_of_group(group, verdicts, self.row, self.settings, rng):
                 longest = max(len(one.tokens) for one in example.group.completions)
@@ -256,7 +261,8 @@ class ExampleReader:
                     yield f"{source} step {step} {group.id}", group, verdicts
 
     def _check_tokenizer(self, group: Group, source: str) -> None:
-        """Raise DataError if this tokenizer gives other tokens, apart from a leading BOS."""
+        """Raise DataError if the model's tokenizer encodes the text to other tokens than recorded,
+        apart from a leading BOS."""
         tokenizer: Any = self.renderer.tokenizer
         expected = list(tokenizer.encode(group.prompt.text, add_special_tokens=False))
         found = group.prompt.tokens.tolist()
@@ -286,7 +292,7 @@ class ExampleReader:
             raise complaint(row.source, "prompt", prompt, "text, as assay eval --out writes it")
         if verdict is None:
             raise complaint(row.source, "status", None, ", ".join(get_args(Status)))
-        # A truncated completion has no end token, and training must not append an end token.
+        # A truncated completion is marked, because training must not append an end token to it.
         ended = row.keys.get("finish_reason") != "length"
         tokens = self.renderer.encode_rendered(prompt, text, ended)[1]
         if not len(tokens):

@@ -40,7 +40,7 @@ def evaluate_pairs(learner: PreferenceLearner, pairs: PreferenceBatch, kind: str
         "eval/num_problems": num_chosen + num_rejected,
         "eval/loss": metrics.pop("loss/total"),
     }
-    # beta is a setting and no result, so the evaluation row leaves it out.
+    # The evaluation row omits beta, because beta is a setting and no result.
     kept = {key for key in metrics if key.startswith("preference/")} - {"preference/beta"}
     row |= {f"eval/{key.removeprefix('preference/')}": metrics[key] for key in sorted(kept)}
     return {**row, "eval/seconds": time.perf_counter() - started}

@@ -1,4 +1,5 @@
-"""Reference log-probabilities of preference examples: computed per step, or once into a table."""
+"""Reference log-probabilities of preference examples: computed in each step, or once and stored in
+a table."""
 
 from __future__ import annotations
 
@@ -35,10 +36,11 @@ def pack_examples(
     learner: PreferenceLearner,
     reference: Callable[[Sequence[Group], Batch], Tensor] | None,
 ) -> PreferenceBatch:
-    """Pack examples into a batch; reference: returns the log-probability of each row, [R]."""
+    """Pack examples into a batch. reference: function that returns the log-probability of each row,
+    [R]."""
     groups = [example.group for example in examples]
     batch = pack(groups, [example.verdicts for example in examples], learner.device)
-    # Problems contain answers and tests, which other learner ranks do not need.
+    # Answers and tests of the problems are removed, because other learner ranks do not need them.
     batch = replace(batch, problems=())
     if reference is None:
         return PreferenceBatch(batch)
@@ -51,7 +53,7 @@ def pack_examples(
 
 
 class SavedReference:
-    """A moving reference as a part of checkpoints; every learner rank loads it."""
+    """Saves a moving reference model in checkpoints; every learner rank loads it."""
 
     def __init__(self, learner: PreferenceLearner) -> None:
         self._learner = learner
@@ -67,7 +69,7 @@ class SavedReference:
 
 
 def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
-    """Pack groups into a batch for scoring; the verdicts in the batch are placeholders."""
+    """Pack groups into a batch that is only scored, so the batch's verdicts are placeholders."""
     batch = pack(groups, [[GOOD] * len(one.completions) for one in groups], device)
     return replace(batch, problems=())
 
@@ -75,8 +77,9 @@ def _packed(groups: Sequence[Group], device: torch.device) -> Batch:
 class ReferenceTable:
     """Table of log pi_ref(y|x) by prompt and completion, in one file of the run's folder.
 
-    Values that the file already holds are not computed again. Groups are scored in parts of fixed
-    size, and the file always holds complete parts, so that a resumed run gets bit-identical values.
+    Log-probabilities that are already in the file are not computed again. Groups are scored in
+    parts of fixed size, and the file always holds complete parts, so that a resumed run gets
+    bit-identical values.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +91,8 @@ class ReferenceTable:
                 pairs = zip(held["keys"], held["logprobs"].tolist(), strict=True)
                 self._known = {key.tobytes(): float(value) for key, value in pairs}
             except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-                # A truncated or foreign file is no error: all values are computed again.
+                # If the file is truncated or has another format,
+                # all log-probabilities are computed again.
                 return
 
     def __len__(self) -> int:
@@ -108,10 +112,12 @@ class ReferenceTable:
         try:
             with clock.working(SCORING, total, "completions") as work:
                 for part in wanted:
-                    # List missing groups again: an earlier part may have scored an equal group.
+                    # Missing groups are listed again, because an earlier part may have scored an
+                    # equal group.
                     missing = self._missing(part)
                     if missing:
-                        # Checked between parts: an interrupt need not wait for all groups.
+                        # Interrupts are checked between parts,
+                        # so that an interrupt need not wait for all groups.
                         clock.check()
                         keys = [key for group in missing for key in keys_of(group)]
                         values = score(_packed(missing, device)).tolist()

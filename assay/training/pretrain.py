@@ -25,7 +25,7 @@ from assay.training.sft import LOOKED_AT, RenderedRows, given_work, learn_given
 from assay.types import Completion, Group, Problem, Prompt, Tokens
 from assay.verify.service import VerifierService
 
-# Number of characters of the first document that a dry run uses as its prompt.
+# Number of characters of the first document that serve as the prompt of a dry run.
 SHOWN = 80
 
 
@@ -67,7 +67,7 @@ def lay_out_texts(session: Session, texts: Texts) -> RenderedRows:
         return RenderedRows(learned, learned.lengths.tolist(), what)
     heldout = Pieces(texts.heldout, session.renderer, longest)
     notes = [f"{len(texts.heldout)} documents held out"]
-    # Only equal documents are found; near duplicates need assay data deduplicate.
+    # This check finds only equal documents; `assay data deduplicate` also finds near duplicates.
     known = {document.text for document in texts.heldout}
     both = [one.source for one in texts.train if one.text in known]
     if both:
@@ -98,7 +98,8 @@ def longest_piece(session: Session) -> int:
     settings, most = session.config.pretrain, session.loaded.context_length
     assert settings is not None
     wanted = settings.max_tokens
-    # By default a piece is as long as a micro-batch allows, because a longer piece would not fit.
+    # By default, a piece has at most the tokens of a micro-batch,
+    # because a longer piece would not fit.
     if wanted is None:
         kind = session.loaded.device.type
         wanted = micro_batch_tokens(settings.max_tokens_per_micro_batch, kind)
@@ -109,7 +110,8 @@ def longest_piece(session: Session) -> int:
 
 
 class Pieces(Sequence[Group]):
-    """Documents, split into pieces of at most ``max_tokens`` tokens; a piece is built on demand.
+    """Documents that are split into pieces of at most ``max_tokens`` tokens; a piece's tensors are
+    built on demand.
 
     The prompt of a piece is the single token before the piece: the first token of the document, or
     the last token of the previous piece. Every token of a document except the first is trained on
@@ -129,7 +131,8 @@ class Pieces(Sequence[Group]):
             tokens.append(found)
             end += len(found)
             self.num_bytes += len(document.text.encode())
-        # One array holds all tokens: a Python object per piece would need more memory than tokens.
+        # One array contains all tokens, because one Python object per piece would need more memory
+        # than the tokens.
         self._tokens = np.concatenate(tokens)
         self.document, self._first, self.lengths = np.array(pieces, np.int64).T
         self.num_tokens = int(self.lengths.sum())
@@ -151,8 +154,10 @@ class Pieces(Sequence[Group]):
 
 
 def _cut(length: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, size) of the smallest number of pieces, which differ by at most one token."""
-    # Pieces have nearly equal sizes: the tokens of a short last piece would have little context.
+    """Split a document into the smallest number of pieces, with lengths that differ by at most one
+    token; yield (start, size)."""
+    # Pieces have nearly equal lengths, because the tokens of a short last piece would have little
+    # context.
     count = -(-length // most)
     for n in range(count):
         start = n * length // count

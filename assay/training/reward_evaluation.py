@@ -24,10 +24,10 @@ UNITS = {"preference": "pairs", "outcome": "completions", "process": "steps"}
 class RewardEvaluation:
     """Metrics of a reward model on held-out rows.
 
-    kind: ``preference``, ``outcome`` or ``process``. accuracy: share of correct pairs (a tie counts
-    half), completions or steps, at probability 0.5. stderr: standard error of the accuracy, with
-    the steps of one solution as one cluster; None for a single cluster. facts: further metrics that
-    only this kind of reward model has.
+    kind: ``preference``, ``outcome`` or ``process``. accuracy: share of correctly ranked pairs (a
+    tie counts half), or of completions or steps that are classified correctly at probability 0.5.
+    stderr: standard error of the accuracy, with the steps of one solution as one cluster; None for
+    a single cluster. facts: further metrics, which depend on the kind of reward model.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class RewardEvaluation:
     seconds: float
 
     def as_row(self) -> dict[str, Any]:
-        """Return the evaluation row of a run."""
+        """Return the metrics as a row of the run's evaluations."""
         return {
             "eval/kind": UNITS[self.kind],
             "eval/pass_at_1": self.accuracy,
@@ -63,13 +63,15 @@ def evaluate_reward_model(
     scores = learner.scores(groups)
     kind = learner.objective.kind
     facts: dict[str, float] = {}
-    # Cluster sizes for the standard error; None: all results are independent.
+    # Sizes of the clusters of dependent results, for the standard error;
+    # None: all results are independent.
     sizes: list[int] | None = None
     if kind == "preference":
         chosen, rejected = np.array([float(score[-1]) for score in scores]).reshape(-1, 2).T
         hits = np.where(chosen == rejected, 0.5, (chosen > rejected).astype(np.float64))
         difference = chosen - rejected
-        # Each pair counts in both orders, so that calibration does not depend on the stored order.
+        # Each pair counts in both orders, so that calibration does not depend on the order in the
+        # file.
         predicted = _sigmoid(np.concatenate([difference, -difference]))
         observed = np.repeat([1.0, 0.0], len(difference))
         both = np.concatenate([chosen, rejected])
@@ -78,7 +80,8 @@ def evaluate_reward_model(
     else:
         labels = [text.labels for group in groups for text in group.texts]
         if kind == "outcome":
-            # An outcome model that serves as a verifier reads only the score of the last token.
+            # Only the score of the last token is evaluated,
+            # because an outcome model as a verifier reads only this score.
             labels = [each[-1:] for each in labels]
             scores = [each[-1:] for each in scores]
         else:
@@ -106,9 +109,10 @@ def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> di
     """Measure the length bias of a pairwise reward model.
 
     ``length_correlation``: correlation of score and token count over all texts. ``chosen_longer``,
-    ``chosen_shorter``: accuracy on pairs whose better text is longer, or shorter. A model that
-    rewards length has a high ``chosen_longer`` and a low ``chosen_shorter``. A metric without data
-    is NaN. scores: scores of the better texts, then scores of the worse texts.
+    ``chosen_shorter``: accuracy on pairs in which the better text is longer or shorter,
+    respectively. A model that rewards length has a high ``chosen_longer`` and a low
+    ``chosen_shorter``. A metric without data is NaN. scores: scores of the better texts, then
+    scores of the worse texts.
     """
     chosen, rejected = np.array([[len(text.tokens) for text in pair.texts] for pair in pairs]).T
     lengths = np.concatenate([chosen, rejected]).astype(np.float64)
@@ -121,13 +125,14 @@ def length_facts(scores: Array, hits: Array, pairs: Sequence[ScoredGroup]) -> di
 
 
 def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dict[str, float]:
-    """Return the shares of completions whose first wrong step is located exactly.
+    """Return shares of completions in which the first wrong step was located exactly.
 
-    ``first_error``: share of all completions; in a completion without a wrong step, no step may be
-    predicted wrong. ``first_error_wrong``: share of the completions with a wrong step whose first
-    wrong step was found. ``first_error_right``: share of the completions without a wrong step in
-    which no step was predicted wrong. ``first_error_f1``: harmonic mean of ``first_error_wrong``
-    and ``first_error_right`` (Zheng et al., 2024, arXiv:2412.06559, section 4).
+    ``first_error``: share of all completions that were judged exactly: the first wrong step was
+    found, or there is none and no step was predicted wrong. ``first_error_wrong``: share of the
+    completions with a wrong step whose first wrong step was found. ``first_error_right``: share of
+    the completions without a wrong step in which no step was predicted wrong. ``first_error_f1``:
+    harmonic mean of ``first_error_wrong`` and ``first_error_right`` (Zheng et al., 2024,
+    arXiv:2412.06559, section 4).
     """
     found = np.array(
         [
@@ -137,7 +142,7 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
     )
     wrong = np.array([bool((label < RIGHT).any()) for label in labels])
     facts = {"first_error": float(found.mean())}
-    # The harmonic mean needs completions with and without a wrong step.
+    # The harmonic mean needs at least one completion with a wrong step and one without.
     if wrong.any() and not wrong.all():
         of_wrong, of_right = float(found[wrong].mean()), float(found[~wrong].mean())
         both = of_wrong + of_right
@@ -152,7 +157,7 @@ def first_error_facts(scores: Sequence[Floats], labels: Sequence[Floats]) -> dic
 def auroc(predicted: Array, right: np.ndarray) -> float:
     """Return the area under the ROC curve, where ties count half.
 
-    The result is NaN if all labels are right or all labels are wrong.
+    The area is NaN if all labels are equal.
     """
     num_right, num_wrong = int(right.sum()), int((~right).sum())
     if not num_right or not num_wrong:

@@ -46,7 +46,8 @@ def run_reward_model(stage: Stage) -> Path:
     with ExitStack() as stack:
         with doing("checking the rows"):
             opened = open_rows(config)
-        # The cluster opens before weights are loaded, to report faults of the cluster at once.
+        # The Ray cluster is opened before weights are loaded,
+        # so that errors of the cluster appear at once.
         if num_actors(config.scale):
             open_cluster(config.scale, stack)
         guard = Guard(config.watched)
@@ -68,13 +69,14 @@ def run_reward_model(stage: Stage) -> Path:
             run.note(note)
 
         def evaluate_now() -> None:
-            """Evaluate the reward model unless this step has an evaluation already."""
+            """Evaluate the reward model unless the run already has an evaluation of this step."""
             if heldout and not run.evaluations(run.step) and run.stop_reason != "interrupted":
                 run.record_evaluation(model.evaluate(heldout, run.step).as_row())
 
         for step in steps_of(run, guard, evaluate_now):
             update = learner.update([rows[n] for n in schedule.draw(step)])
-            # The evaluation precedes the checkpoint, which stores the model with its calibration.
+            # Evaluate before saving, because the checkpoint stores the model's calibration from the
+            # evaluation.
             found = None
             if heldout and evaluation_due(run, step + 1):
                 with run.phase("evaluate"):
@@ -97,7 +99,7 @@ def open_model(config: TrainConfig) -> LoadedModel:
 
 
 def load_in_rank(config: TrainConfig, device: str) -> LoadedModel:
-    """Load the model of a learner rank other than 0."""
+    """Load the reward model in a learner rank other than 0."""
     settings = config.reward_model
     assert settings is not None
     return load_scorer(config.model, device, config.run.seed, *_head(settings))
@@ -210,7 +212,8 @@ def _trained(config: TrainConfig, num_rows: int) -> dict[str, Any]:
     """Return the description of the training data for ``reward_model.json``."""
     settings = config.reward_model
     assert settings is not None
-    # Default settings are left out, so that the file shows only the user's choices.
+    # Settings with default values are omitted,
+    # so that ``reward_model.json`` shows only the user's choices.
     kept = {
         name: value
         for name, value in settings.model_dump(mode="json", exclude_none=True).items()
@@ -236,7 +239,8 @@ def read_all(
         found.append(
             f"warning: {len(leaked)} held-out rows are also trained on, the first: {leaked[0]}"
         )
-    # A reward model without calibration is usable, so missing held-out rows are only a warning.
+    # Without held-out rows there is no calibration.
+    # The reward model is still usable, so this is only a warning.
     if not heldout:
         found.append(
             "warning: no reward_model.heldout: neither accuracy nor calibration is measured"
@@ -245,5 +249,6 @@ def read_all(
 
 
 def _content(group: ScoredGroup) -> tuple[bytes, ...]:
-    # Texts are sorted, so that a pair with swapped labels counts as the same content.
+    # A pair's texts are sorted before hashing,
+    # so that a pair with swapped labels counts as equal content.
     return tuple(sorted(text.tokens.tobytes() for text in group.texts))

@@ -22,7 +22,8 @@ SEPARATORS = {"newline": "\n", "blank_line": "\n\n"}
 
 @dataclass(frozen=True)
 class OpenedRows:
-    """Rows of one kind, validated without a model. heldout: None without held-out rows."""
+    """Training and held-out rows for one kind of reward model, validated without a model. heldout:
+    None without held-out rows."""
 
     rows: RowSet[Any]
     heldout: RowSet[Any] | None
@@ -41,7 +42,7 @@ def open_rows(config: TrainConfig) -> OpenedRows:
 
 
 class RowReader:
-    """Renders rows of one kind to tokens and score positions.
+    """Renders rows for one kind of reward model to tokens and the positions of scores.
 
     max_positions: context length of the model in tokens; None if unknown.
     """
@@ -63,7 +64,8 @@ class RowReader:
             format=settings.format,
             plain_template=settings.plain_template,
             max_tokens=settings.max_tokens or max_positions,
-            # A long text is not truncated, because the verifier scores the end of the whole text.
+            # A too long text is refused and not truncated,
+            # because the verifier scores the end of the whole text.
             too_long="not_judged",
             step_tag=settings.step_tag if is_process else "",
         )
@@ -136,7 +138,8 @@ class RowReader:
     def _num_prompt_tokens(self, row: LabelledCompletion, tokens: Sequence[int]) -> int:
         """Return the index of the completion's first token, after the tokens of the prompt."""
         before = self.encoder.prompt_tokens(Problem("row", row.prompt), self.think)
-        # A tokenizer may merge the end of the prompt with the completion, so tokens are compared.
+        # A tokenizer may merge the end of the prompt with the start of the completion,
+        # so the tokens of both encodings are compared.
         same = (a == b for a, b in zip(before, tokens[:-1], strict=False))
         return next(
             (index for index, equal in enumerate(same) if not equal),
@@ -150,7 +153,8 @@ class RowReader:
         problem = Problem("row", row.prompt, spec)
         completion = Completion.from_text(text, think=self.think)
         if self.settings.step_ends_in == "tokens" and row.step_ends is not None:
-            # Encoded without special tokens, because `step_ends` count only the tokens of the text.
+            # The text is encoded without special tokens,
+            # because `step_ends` count only the tokens of the text.
             ids = self.encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             completion = replace(completion, tokens=np.array(ids, np.int32))
         places = Places(completion, self.encoder.tokenizer)
@@ -159,8 +163,10 @@ class RowReader:
             accepted = f"indices below {places.count}, the number of {unit} (step_ends_in)"
             raise DataError(message(f"{row.source} step_ends", row.step_ends[-1], accepted))
         found = split_steps(problem, completion, places, split, "all")
-        # Pieces between ``step_ends`` keep tags and separators, which the verifier never reads.
-        # So its own pieces are used if they end at the same places, as those of label_steps do.
+        # Steps cut at the row's ``step_ends`` include tags and separators,
+        # which the verifier never reads.
+        # The verifier's own split is used if its steps end at the same positions, as in rows from
+        # label_steps.
         own = split_steps(Problem("row", row.prompt), completion, places, split, "all")
         if [step.end for step in own] == [step.end for step in found]:
             found = own

@@ -18,7 +18,7 @@ from assay.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Loop:
-    """The parts of a training step, each behind a protocol."""
+    """The components of a training step, such as generator and learner, each behind a protocol."""
 
     curriculum: Draws
     generator: Generator
@@ -30,7 +30,7 @@ class Loop:
 
 
 def train_step(loop: Loop) -> None:
-    """Collect one batch, update the policy, and record the step."""
+    """Sample and judge one batch, update the policy, and record the step."""
     groups, verdicts = collect(loop.curriculum, loop.generator, loop.verifiers, loop.run, loop.plan)
     temperature = loop.plan.sampling_at(loop.run.step).temperature
     batch = loop.learner.score(groups, verdicts, temperature)
@@ -48,10 +48,12 @@ def collect(
 
     Dynamic sampling (DAPO, equation 11) replaces groups whose judged completions are all right or
     all wrong by fresh draws, at most ``max_refills`` times. Replaced groups are also recorded. If
-    no group is mixed, the uniform groups are returned: they are measured but give no gradient.
+    no group has both right and wrong completions, all groups are returned; they enter the metrics
+    but give no gradient.
 
     A curriculum that oversamples draws more problems than needed. The groups that finish first are
-    used. The remaining problems wait in the curriculum until they fill a step of their own.
+    used for training. The problems of other groups wait in the curriculum until they fill a later
+    step.
     """
     kept: list[Judged] = []
     passed_over: list[Judged] = []
@@ -61,17 +63,19 @@ def collect(
         problems = curriculum.draw(wanted, refill=number > 0)
         sizes = curriculum.group_sizes(problems, plan.group_size)
         groups, verdicts = sample_groups(*parts, problems, sizes, sampling, plan, wanted)
-        # Before the selection, because replaced groups are observations of their problems, too.
+        # The curriculum observes all groups before the selection,
+        # because replaced groups also measure pass rates.
         curriculum.observe(groups, verdicts)
         for judged in zip(groups, verdicts, strict=True):
             (kept if not plan.max_refills or is_mixed(judged[1]) else passed_over).append(judged)
         if len(kept) == plan.num_prompts:
             break
     if not kept:
-        # Without a mixed group the step is measured and recorded, but its gradient is 0.
+        # If no group has both right and wrong completions,
+        # the step is recorded, but its gradient is 0.
         kept, passed_over = passed_over, []
-    # The generator frees its key-value cache: the update needs the memory.
+    # The generator frees its key-value cache, because the update needs the memory.
     generator.sleep()
-    # Recorded before the update, so that a killed run resumes with these groups.
+    # The groups are recorded before the update, so that a killed run resumes with these groups.
     run.record(*unzip([*kept, *passed_over]), sampling=sampling)
     return unzip(kept)

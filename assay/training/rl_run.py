@@ -50,18 +50,21 @@ def run_rl(stage: Stage) -> Path:
 
 
 def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]:
-    """Open the parts of an RL run, which ``stack`` closes; return (loop, evaluation function)."""
+    """Load everything that an RL run needs; return (loop, evaluation function). ``stack`` closes
+    the opened resources."""
     config = stage.config
     assert config.rl is not None
     algorithm = choose_algorithm(config)
     refuse_mixed_temperatures(config, algorithm)
-    # The guard is opened first: a rule that cannot be imported fails before a model is loaded.
+    # The guard is opened first, so that a rule that cannot be imported fails before a model is
+    # loaded.
     guard = Guard(config.watched)
     opened = open_on_policy(stage, stack)
     session, problems = opened.session, opened.problems
     teacher = open_reference(session, algorithm)
     layout = choose_layout(session, problems.train, config.largest_group, model_of(teacher))
-    # Samples of an inexact generator need importance weights, which the preset then includes.
+    # If the generator's log-probabilities are inexact,
+    # the preset gets importance weights that correct them.
     row = for_generator(algorithm, session.sampler.exact)
     make = partial(rl_learner, row=row, layout=layout)
     elsewhere = partial(make, teacher_of=teacher_of_ranks(session, teacher))
@@ -97,7 +100,8 @@ def open_loop(stage: Stage, stack: ExitStack) -> tuple[Loop, Callable[[], None]]
 
 
 def refuse_mixed_temperatures(config: TrainConfig, algorithm: Algorithm) -> None:
-    """Raise ConfigError for refills that would come from a step with another temperature."""
+    """Raise ConfigError if dynamic sampling would take groups that were sampled for a later step
+    with another temperature."""
     assert config.rl is not None
     points = config.rl.temperature_schedule
     if config.scale.steps_ahead and points and algorithm.dynamic_sampling and config.rl.max_refills:
@@ -107,10 +111,12 @@ def refuse_mixed_temperatures(config: TrainConfig, algorithm: Algorithm) -> None
 
 
 def start_ahead(curriculum: DrawsAhead, actors: AheadGenerator, run: Run, plan: BatchPlan) -> None:
-    """Let actors sample the problems that are drawn ahead, except those that are logged."""
+    """Let Ray actors sample the problems of later steps, except problems whose groups are already
+    in the log."""
     log = run.rollouts.sampled
     log.has_later_steps = True
-    # Refills use groups earlier than planned, so a group can be in the log of an earlier step.
+    # Dynamic sampling may use a group before its planned step,
+    # so a group can be in the log of an earlier step.
     known, step = set[str](), run.step + 1
     while (recorded := run.recorded(step)) is not None:
         known |= {group.id for group in recorded.groups}

@@ -1,4 +1,5 @@
-"""Training on fixed rows: schedule of the rows of each step, length checks, and row keys."""
+"""Training on fixed rows: the schedule of each step's rows, checks of lengths, and hash keys of
+rows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ BAD = Verdict.of_score(0.0, "given@1")
 
 
 class RowSchedule:
-    """Rows of each step, fixed before the first step, so that the step number is the only state.
+    """The rows of each training step, fixed before the first step, so that a resumed run needs only
+    the step number.
 
     Every epoch has a new seeded shuffle. A step takes rows until the sum of their sizes
     reaches ``per_step``. Without sizes, the size of a row is 1.
@@ -34,7 +36,8 @@ class RowSchedule:
         sizes: Sequence[int] | None = None,
     ) -> None:
         passes = int(np.ceil(epochs))
-        # Seeded by epoch, so that a resumed run can build the same order without replaying draws.
+        # The shuffle is seeded by epoch, so that a resumed run builds the same order without
+        # repeating earlier shuffles.
         orders = [np.random.default_rng((seed, n)).permutation(num_rows) for n in range(passes)]
         order = np.concatenate(orders)[: max(1, round(epochs * num_rows))]
         size_of_row = np.ones(num_rows, np.int64) if sizes is None else np.asarray(sizes)
@@ -47,7 +50,7 @@ class RowSchedule:
         return len(self._steps)
 
     def draw(self, step: int) -> list[int]:
-        """Return the row indices of a step."""
+        """Return the indices of the rows of a step."""
         return self._steps[step].tolist()
 
 
@@ -64,7 +67,8 @@ def keys_of(group: Group) -> list[bytes]:
     for completion in group.completions:
         digest = hashlib.blake2b(digest_size=16)
         for array in (group.prompt.tokens, completion.tokens, completion.sampled):
-            # The hash includes lengths: a token may move from the prompt to the completion.
+            # The hash includes the lengths of prompt and completion,
+            # so that moving a token from one to the other changes the hash.
             digest.update(len(array).to_bytes(8, "little"))
             digest.update(np.ascontiguousarray(array).tobytes())
         keys.append(digest.digest())

@@ -40,11 +40,11 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class RenderedRows:
-    """Training data of a supervised stage, as tokens.
+    """Training data of a supervised stage, rendered to tokens.
 
     lengths: number of trained tokens of each group. what: description of the data. notes: further
-    lines to report in the run. evaluate: function that evaluates the stage; None: the stage is
-    evaluated on held-out problems only. cross_entropy: see `SFTLearner`. beside: further models,
+    lines of text that the run reports. evaluate: function that evaluates the stage; None: the stage
+    is evaluated on held-out problems only. cross_entropy: see `SFTLearner`. beside: further models,
     such as a teacher, that score the same batches as the policy. teach: function that opens the
     teacher after the run is opened; None: there is no teacher. teacher_of: see `sft_learner`, for
     learner ranks other than 0.
@@ -73,10 +73,10 @@ def learn_given(
     read: Callable[[TrainConfig, VerifierService], Any],
     lay_out: Callable[[Session, Any], RenderedRows],
 ) -> Path:
-    """Run a stage that trains on fixed rows; return the run's folder.
+    """Run a supervised stage, which trains on fixed rows; return the run's folder.
 
-    read: opens the rows, before a model is loaded. lay_out: renders the rows to tokens. Raises
-    RunStopped if a guard stops the run.
+    read: function that opens the rows before a model is loaded. lay_out: function that renders the
+    rows to tokens. Raises RunStopped if a guard stops the run.
     """
     config = stage.config
     with ExitStack() as stack:
@@ -95,8 +95,9 @@ def learn_given(
             len(groups), settings.epochs, config.run.seed, per_step, rendered.lengths
         )
         first = [groups[n].prompt.tokens for n in range(min(NUM_PROMPTS, len(groups)))]
-        # Some models scale their logits outside the output head, which the lean forward path skips.
-        # Training would then use wrong distributions, so the lean path is checked on this model.
+        # Some models scale their logits outside the output head,
+        # and the lean (faster) forward path skips this scaling.
+        # The distributions would then be wrong, so the lean path is checked on this model.
         lean, note = prove_lean(session.loaded.model, *rendered.beside, prompts=first)
         make = partial(
             sft_learner, steps=schedule.num_steps, lean=lean, cross_entropy=rendered.cross_entropy
@@ -145,17 +146,19 @@ def sft_learner(
 ) -> SFTLearner:
     """Return the supervised learner of one process.
 
-    layout: rows of a file share no prompts, so the tree layout would only add the cost of a mask.
-    teacher_of: function that returns the teacher of every update; None: updates get their teacher.
+    layout: batch layout. Rows of a file share no prompts, so the layout ``tree`` would only add the
+    cost of an attention mask. teacher_of: function that returns one teacher for all updates; None:
+    each update is given its teacher.
     """
     passes = make_passes(config, loaded, steps, layout, lean, ranks=ranks)
     return SFTLearner(passes, cross_entropy, None if teacher_of is None else teacher_of(loaded))
 
 
 def teaching(teacher: Any, learner: SFTLearner, batch: Batch) -> Teacher | None:
-    """Return the teacher for an update; with several learner ranks, in a form that can be sent.
+    """Return the teacher for an update. With several learner ranks, a teacher in other processes is
+    replaced by its results, which can be sent to the ranks.
 
-    A local model is not sent, because every rank has loaded it.
+    A local teacher model is not sent, because every learner rank has loaded it.
     """
     if learner.passes.ranks.size == 1:
         return teacher
@@ -172,7 +175,7 @@ def lay_out_traces(
 ) -> RenderedRows:
     """Render all traces to tokens.
 
-    context_length: context length of a teacher, which also limits the length of a trace.
+    context_length: context length of the teacher model, which also limits the length of a trace.
     """
     longest = min(filter(None, (session.loaded.context_length, context_length)), default=None)
     groups = trace_groups(traces.train, session.renderer, longest)
@@ -207,9 +210,11 @@ def first_look(config: TrainConfig, session: Session, rows: Traces) -> FirstLook
 def given_work(
     groups: Sequence[Group], count: int, settings: SFTConfig | PretrainConfig | DistillConfig
 ) -> GivenWork:
-    """Estimate the steps and tokens of a run with ``count`` rows from the lengths of ``groups``."""
+    """From the lengths of the sampled ``groups``, estimate the steps and tokens of a run with
+    ``count`` rows."""
     learned = sum(len(one.completions[0].tokens) for one in groups) / len(groups)
-    # Prompt tokens cost a forward and a backward pass too, although they carry no loss.
+    # Prompt tokens are counted, because they cost a forward
+    # and a backward pass although they have no loss.
     prompt = sum(len(one.prompt.tokens) for one in groups) / len(groups)
     tokens = settings.epochs * count * learned
     steps = max(1, round(tokens / settings.tokens_per_step))
@@ -235,7 +240,7 @@ def trace_groups(
         problem = Problem(
             id=f"trace-{number}", prompt=trace.prompt, source=trace.source, think=trace.think
         )
-        # Tokens that the policy does not write, such as tool results, carry no loss.
+        # Tokens that the policy does not generate, such as tool results, have no loss.
         learned = Completion.from_tokens(f"trace-{number}/0", completion, trace.completion)
         groups.append(Group(problem, prompt, (replace(learned, sampled=said),)))
     return groups

@@ -52,23 +52,25 @@ Ask = Callable[[Sequence[Group]], list[TopK]]
 class LogitCache:
     """Cache of teacher logits: a folder of Parquet files with `PART` traces each.
 
-    The key of a trace is a hash of its tokens, including the prompt, so a trace under a changed
-    template is scored again. Files are written atomically, and the teacher is queried in parts of
-    one file, so that a resumed run gets bit-identical values.
+    The key of a trace is a hash of its tokens, including the prompt, so a changed chat template
+    causes new scoring. Each query to the teacher covers the traces of one file, and files are
+    written atomically, so that a resumed run gets bit-identical values.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder
         self.about = {"format": FORMAT, **about}
         self._places: dict[bytes, tuple[Path, int]] = {}
-        # Each instance caches its own open files: a folder may be deleted and created again.
+        # Each instance caches its own open files,
+        # because a folder may be deleted and created again.
         self._opened = lru_cache(maxsize=64)(_open)
         for path in sorted(folder.glob("*.parquet")):
             self._take(path)
 
     def lacks(self, groups: Sequence[Group]) -> list[int]:
-        """Return the indices of groups that are not cached; among equal groups, only the first."""
-        # Reversed, because a later entry of a dictionary would replace the first of equal groups.
+        """Return the indices of groups that are not cached; of equal groups, only the first index
+        is returned."""
+        # The order is reversed, so that the first of several equal groups stays in the dictionary.
         first = {key: n for n, key in reversed([*enumerate(map(_key, groups))])}
         return sorted(n for key, n in first.items() if key not in self._places)
 
@@ -89,7 +91,7 @@ class LogitCache:
         return one, two, three
 
     def _row(self, path: Path, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # One row group per trace, so that a step reads only its own traces.
+        # Each trace has its own Parquet row group, so that a step reads only its own traces.
         table = self._opened(str(path)).read_row_group(number, use_threads=False)
         tokens, logprobs, rest = (
             table.column(name).chunk(0).flatten().to_numpy() for name in SCHEMA.names[1:]
@@ -97,7 +99,8 @@ class LogitCache:
         return tokens.reshape(len(rest), -1), logprobs.reshape(len(rest), -1), rest
 
     def _take(self, path: Path) -> None:
-        """Index the traces of a file; raises DataError or ConfigError for a foreign file."""
+        """Add the traces of a file to the index; raises DataError for an invalid file and
+        ConfigError for one of another teacher."""
         try:
             check_regular(path)
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -110,7 +113,8 @@ class LogitCache:
             remedy = "remove it, and its traces are scored again"
             raise DataError(message(str(path), found, "what [distill] wrote", remedy)) from error
         for name, value in self.about.items():
-            # Without [teacher] the teacher's name is None, and all cached logits are accepted.
+            # Without the section [teacher], the teacher's name is None,
+            # and cached logits of every teacher are accepted.
             if value is not None and about.get(name) != value:
                 found = f"{name} {about.get(name)}, and not {value}"
                 remedy = "set distill.keep to another folder, or remove it"
@@ -161,7 +165,8 @@ def _open(path: str) -> pq.ParquetFile:
 
 
 class TeacherCache:
-    """The cache of a run's traces, and the teacher until all missing traces are scored.
+    """The cached logits of a run's traces; the teacher stays open until all missing traces are
+    scored.
 
     Raises UserError if the cache is unusable or cannot be filled.
     """
@@ -211,7 +216,8 @@ class TeacherCache:
                 own.lean, _ = prove_lean(teacher.model)
 
             def ask(groups: Sequence[Group]) -> list[TopK]:
-                # Earlier files are on disk already: an interrupt loses only this file's traces.
+                # Earlier files are already on disk, so an interrupt loses only the scores of this
+                # file's traces.
                 run.clock.check()
                 batch = pack(groups, [[GOOD]] * len(groups), self.device)
                 found = teacher.top_k(batch, own, self.settings.keep_top, self.size)
@@ -238,8 +244,8 @@ def _name_of(teacher: TeacherConfig) -> str:
 
 
 def tokens_hash(tokenizer: Any) -> str:
-    """Return twelve hexadecimal digits over a tokenizer's tokens and their ids."""
-    # Sorted by id, because the order of a vocabulary's dictionary has no meaning.
+    """Return a hash, in twelve hexadecimal digits, of a tokenizer's tokens and their ids."""
+    # The tokens are sorted by id, because the order in a vocabulary's dictionary is arbitrary.
     known = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:12]
 

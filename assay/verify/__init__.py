@@ -39,8 +39,8 @@ __all__ = [
     "self_test",
 ]
 
-# Names are imported when they are first used: a worker imports this package and needs few of the
-# names.
+# Names are imported when they are first used,
+# because a worker imports this package and needs few of the names.
 _HOMES = {
     "Field": "assay.host.fields",
     "VerifierService": "assay.verify.service",

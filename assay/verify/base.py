@@ -74,7 +74,7 @@ def spec_check(read: Callable[[Problem], Any]) -> Callable[[Mapping[str, Any]], 
 class Limits:
     """Resource limits for one completion.
 
-    A limit of None means that the verifier sets no limit itself.
+    If a limit is None, the verifier does not set this limit itself.
 
     seconds: wall time. None: the service's deadline applies.
     cpu_seconds: limit of CPU time for one test.
@@ -124,7 +124,7 @@ class Part:
 
     @classmethod
     def not_judged(cls, reason: NotJudgedReason, detail: str, seconds: float = 0.0) -> Part:
-        """Return a part without a value, for a completion that was not judged."""
+        """Return a result without a value, for a completion that was not judged."""
         return cls(None, reason=reason, detail=_text(detail), seconds=seconds)
 
 
@@ -146,7 +146,7 @@ class Verifier:
         for network calls. ``device``: one thread of this process that shares the learner's device.
         ``inline``: the thread that calls the service, for verifiers of pure arithmetic.
     weight: default weight of the verifier as a later term (not the first) of a weighted sum.
-    bounds: (lowest, highest) value of the verifier's parts. None: unknown.
+    bounds: (lowest, highest) value that the verifier can return. None: unknown.
     limits: limits that the worker or the sandbox enforces.
     text_only: the verifier reads only a completion's text, think format and finish reason. For such
         a verifier, the service sends no tokens and no rendered prompt to the worker.
@@ -347,13 +347,13 @@ def _version_of(package: str) -> str:
 def as_part(result: Any, seconds: float = 0.0) -> Part:
     """Convert a verifier's result: a Part, Verdict, number, bool, dict with ``score``, or None.
 
-    Any other value, NaN or infinity gives a part that is not judged. Its detail shows the value.
+    For any other value, NaN or infinity, the completion is not judged. Its detail shows the value.
     """
     try:
         part = _as_part(result)
         extracted = None if part.extracted is None else _text(part.extracted)
         return replace(part, extracted=extracted, detail=_text(part.detail), seconds=seconds)
-    except Exception as error:  # Methods of a foreign result can raise.
+    except Exception as error:  # Methods of a user's result can raise.
         return Part.not_judged("error", f"returned {_shown(result)}: {error}", seconds)
 
 
@@ -427,7 +427,7 @@ def _components(components: Mapping[Any, Any]) -> dict[str, float]:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # The `__repr__` of a foreign value can raise.
+    except Exception:  # The `__repr__` of a user's value can raise.
         text = "a value without a repr"
     return f"{text[:200]} ({type(value).__name__})"
 

@@ -21,7 +21,8 @@ from typing import NoReturn
 from assay.errors import VerifierError, did_you_mean, message
 
 # Built-in verifiers by name.
-# The values are names instead of objects, so that parsing an expression imports no verifier.
+# The table of built-in verifiers has import names as values,
+# so that parsing an expression imports no verifier.
 # Verifiers that are not in this table are named package.module:object.
 BUILT_IN = {
     "math": "assay.verify.answers.math_answer:MATH",

@@ -162,7 +162,7 @@ def test_a_verdict_is_accepted_if_two_runs_agree() -> None:
     assert standing([yes, yes]) == "Reproduced"
     assert (
         standing([yes, no])
-        == "Inconclusive: reproduced in the first run, not reproduced in the second"
+        == "Inconclusive (reproduced in the first run, not reproduced in the second run)"
     )
     assert standing([yes]) == "Reproduced, in one run"
 
@@ -203,10 +203,11 @@ def test_a_table_has_means_errors_and_seeds() -> None:
 
 def test_a_page_says_what_was_found_and_how_it_was_judged() -> None:
     text = page(a_study(), [a_run("first"), a_run("seeds")])
-    numbers = "difference 1.05 (1.01 to 1.09, 8 seeds)"
-    assert f"- More is more: **Reproduced**: {numbers}; other seeds: {numbers}." in text
+    numbers = "difference 1.05 (95 % interval 1.01 to 1.09, 8 seeds)"
+    assert f"- More is more: **Reproduced**; first run: {numbers}; other seeds: {numbers}." in text
     assert text.count("| more | 2.05") == 2
-    assert "compares the value, *more* minus *less*; reproduced if the mean is at least 0.5" in text
+    assert "compares the value, *more* minus *less*. The claim counts as reproduced if" in text
+    assert "if the mean difference is at least 0.5" in text
     assert "seeds 0, 1, 2, 3, 4, 5, 6, 7; 16 processes of one thread" in text
     assert "It is canned." in text
 
@@ -232,7 +233,9 @@ def test_a_run_on_other_seeds_decides_in_place_of_one_that_rounds_differently(
     assert "**Reproduced**" in path.read_text()
     add_run(a_study(), other, tmp_path)
     text = path.read_text()
-    assert "**Inconclusive: reproduced in the first run, not reproduced in the second**" in text
+    assert (
+        "**Inconclusive (reproduced in the first run, not reproduced in the second run)**" in text
+    )
     assert [run.kind for run in read_runs(a_study(), text)] == ["first", "seeds", "rounding"]
     add_run(a_study(), a_run("seeds"), tmp_path)
     assert "**Reproduced**" in path.read_text()
@@ -254,7 +257,9 @@ def test_runs_are_read_back_from_their_page() -> None:
 def test_a_page_says_what_its_own_numbers_say(name: str) -> None:
     study: Study = importlib.import_module(f"studies.{name}").STUDY
     text = (ROOT / "docs" / "studies" / f"{name}.md").read_text(encoding="utf-8")
-    said = re.findall(r"^- .*?\*\*([RNI][^*]*)\*\*: (?:difference|ratio)", text, re.MULTILINE)
+    said = re.findall(
+        r"^- .*?\*\*([RNI][^*]*)\*\*; first run: (?:difference|ratio)", text, re.MULTILINE
+    )
     assert said == [together for _, together in judged(study, read_runs(study, text))]
 
 

@@ -80,7 +80,8 @@ class CallMarkup:
     read: Callable[[re.Match[str], Callable[[str], list[FunctionCall]]], list[FunctionCall]]
 
 
-# A turn is clipped at its first special token, which usually ends the turn.
+# A reply is cut off at its first special token,
+# because special tokens usually end an assistant turn.
 # Kimi's <|tool_call_begin|> and DeepSeek's <｜tool▁call▁begin｜> do not end a turn.
 # Both formats are rewritten to plain markers, so that clipping the turn keeps its calls.
 _TOKEN = re.compile(r"<[|｜](tool[_▁][^|｜<>\s]{1,40})[|｜]>")

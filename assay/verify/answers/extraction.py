@@ -145,7 +145,8 @@ def _inner(content: str) -> str:
 
 
 def _with_correction(found: Commitment, rest: str, truncated: bool) -> Commitment | None:
-    """Retract, replace or extend an answer by the text after it, as in "5 (or maybe 6)"."""
+    """Retract, replace or extend an answer according to the text after the answer, as in "5 (or
+    maybe 6)"."""
     rest = rest[:200]
     if not rest.strip(" .$\n"):
         return found

@@ -45,7 +45,7 @@ _NOON = {"noon": "12 pm", "midday": "12 pm", "midnight": "12 am"}
 def same_time(gold: str, found: str) -> bool | None:
     """Compare times of day, with or without am and pm.
 
-    Return None if either answer is no time of day.
+    Return None if one of the two answers is no time of day.
     """
     expected, answered = _time(gold), _time(found)
     if expected is None or answered is None:

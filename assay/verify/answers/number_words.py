@@ -36,7 +36,7 @@ def _integer(words: list[str]) -> Fraction | None:
                 and current % 100
                 and not (current % 100 >= 20 > 9 >= _WORDS[word])
             ):
-                # "one two" is no number, but "twenty two" is.
+                # "one two" is no number, but "twenty two" is a number.
                 return None
             current = (current or 0) + _WORDS[word]
         # "dozen" needs no number before it, unlike "thousand".

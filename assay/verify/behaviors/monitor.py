@@ -65,7 +65,8 @@ def find_in_trace(completion: Completion) -> dict[Finding, str] | None:
         for name, rule in rules.items():
             if name in found:
                 continue
-            # An intent can span two sentences: "That is against the policy. I'll do it anyway."
+            # The intent of a trace can span two sentences: "That is against the policy.
+            # I'll do it anyway."
             if rule.holds(sentence.strip()):
                 found[name] = text[place : place + len(sentence)].strip()
             elif before and rule.holds(f"{before} {sentence.strip()}"):

@@ -123,7 +123,7 @@ def parse_formula(text: str) -> Species:
         raise BadFormula("no formula")
     atoms: Counter[str] = Counter()
     for number, part in enumerate(text.split(".")):
-        # A number before a part of a hydrate counts its molecules: CuSO4.5H2O.
+        # In a hydrate such as CuSO4.5H2O, the number after the dot counts molecules of water.
         head = re.match(r"\d+", part) if number else None
         times = int(head[0]) if head else 1
         for element, count in _atoms(part[head.end() :] if head else part).items():

@@ -2,13 +2,14 @@
 
 The verifier checks the 25 instruction types of Zhou et al., "Instruction-Following Evaluation for
 Large Language Models", arXiv:2311.07911, section 2, strictly and loosely. Verdicts equal those of
-the paper's public scorer, as ``bench/instruction_agreement.py`` measures. These cases differ:
+the paper's public scorer, as ``bench/instruction_agreement.py`` measures. The verdicts differ from
+the public scorer's in these cases:
 
 - The language detector has a fixed seed.
 - If the letter to count is a sign such as ``#``, the sign is counted. If the letter argument is
   missing, the public scorer counts a random letter.
-- Missing arguments and 0 are used literally. The public scorer replaces some missing instruction
-  arguments by random values.
+- A missing argument and the argument 0 are used literally. The public scorer replaces some missing
+  instruction arguments by random values.
 - Keywords are plain text. The public scorer reads keywords as regular expressions and therefore
   fails on ``C++``.
 - An invisible character is not a word.

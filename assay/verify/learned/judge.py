@@ -54,7 +54,8 @@ def _of_scores(rubric: Rubric, votes: Sequence[Vote]) -> Part:
     given = _given(votes)
     if 2 * len(given) <= len(votes):
         return _inconclusive(votes, "too many votes are missing for a majority")
-    # The median is used, because a single judge with an extreme score cannot move the median.
+    # The panel's score is the median of the judges' scores,
+    # because a single extreme score cannot move the median.
     middle = median(vote.finding for vote in given)
     low, high = rubric.scale
     passed = middle >= rubric.pass_at
@@ -86,13 +87,13 @@ def _decided(
     agreement: float,
     **more: float,
 ) -> Part:
-    """Return a verdict's part with the reasoning of the vote ``quoted_vote``.
+    """Return the judge's result, with the reasoning of the vote ``quoted_vote``.
 
-    If votes are missing, the detail names the missing votes first.
+    If votes are missing, the result's detail names the missing votes first.
 
-    The components are the share of votes on the winning side, the number of votes, and the tokens
-    of the replies. Tokens of stored replies count too, so that a repeated judgment gives the same
-    component. `judge_costs` reports the tokens of actual requests, without stored replies.
+    The result's components are the share of votes on the winning side, the number of votes, and the
+    tokens of the replies. Tokens of stored replies count too, so that a repeated judgment gives the
+    same component. `judge_costs` reports the tokens of actual requests, without stored replies.
     """
     missing = [vote.detail for vote in votes if vote.finding is None]
     note = f"{len(missing)} of {len(votes)} votes missing: {missing[0]}; " if missing else ""

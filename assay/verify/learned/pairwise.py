@@ -44,7 +44,7 @@ class Comparison:
         is a tie.
     lengths: characters of the compared texts.
     places: points of the first completion when it is shown first, and when it is shown second.
-        The value is None if the judges did not compare the pair in both orders.
+        ``places`` is None if the judges did not compare the pair in both orders.
     """
 
     problem_id: str
@@ -81,7 +81,8 @@ def compare(
     texts = [each.text if reads == "trace" else each.answer_text for each in (first, second)]
     lengths = len(texts[0]), len(texts[1])
     if texts[0] == texts[1]:
-        # The two texts are equal, and a judge with a position bias would still prefer one of them.
+        # Equal texts are a tie without a request,
+        # because a judge with a position bias would prefer one of them.
         return Comparison(problem.id, "tie", lengths=lengths)
     leads: list[int] = []
     for order in (texts, texts[::-1]):
@@ -118,7 +119,7 @@ class WinRate:
 
     standard_error: standard error of `rate`. The result is None for fewer than two problems.
     length_effect: increase of the first side's log-odds per standard deviation of the length
-        difference. The value is None if length is not controlled.
+        difference. ``length_effect`` is None if the win rate does not control the length.
     inconsistent: number of pairs with contradictory outcomes in the two orders.
     by_place: win rate when the first side is shown first, and when it is shown second. The
         difference between the two win rates is the judges' position bias. Return None if no pair

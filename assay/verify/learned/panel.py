@@ -25,8 +25,8 @@ from assay.verify.learned.store import JudgeStore, reply_key
 class Vote:
     """One vote of a judge.
 
-    finding: verdict, choice or score. The finding is None if the vote is missing; ``reason`` then
-        says why.
+    finding: verdict, choice or score. A judge's finding is None if the vote is missing; ``reason``
+        then gives the reason.
     detail: the judge's reasoning, or the error message of a missing vote.
     """
 

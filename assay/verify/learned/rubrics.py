@@ -47,7 +47,8 @@ class Rubric:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that a judge may reply, for the kinds ``verdict`` and ``pair``."""
+        """The words that a judge may use as verdict, for the rubric kinds ``verdict`` and
+        ``pair``."""
         return CHOICES if self.kind == "verdict" else PAIR_CHOICES
 
     def key(self, code: str) -> str:

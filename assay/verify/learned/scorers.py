@@ -25,7 +25,7 @@ class RewardScorer(Protocol):
         ...
 
     def judge(self, pairs: Sequence[tuple[Problem, Completion]]) -> list[Part]:
-        """Return one part per (problem, completion), in order."""
+        """Return one result per (problem, completion), in order."""
         ...
 
     def evidence(self) -> Mapping[str, Any]:

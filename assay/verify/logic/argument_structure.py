@@ -66,9 +66,9 @@ PART = choice("part", "answer", "reasoning", accepts="answer, or reasoning: the 
 def judge_argument(problem: Problem, completion: Completion) -> Part:
     """Return the share of steps that are supported, new and connected. A value of 0.5 passes.
 
-    Reads ``premises`` and ``part`` from the spec. The value is halved if the last step is no
-    conclusion. The value is 0 if the first step already states the conclusion, or if the text has
-    fewer than two steps.
+    Reads ``premises`` and ``part`` from the spec. The verifier's value is halved if the last step
+    is no conclusion. The verifier's value is 0 if the first step already states the conclusion, or
+    if the text has fewer than two steps.
     """
     in_answer, premises = PART.read(problem) == "answer", PREMISES.read(problem)
     text = completion.answer_text if in_answer else completion.reasoning_text

@@ -287,7 +287,7 @@ def role_claims(text: str, metadata: Mapping[str, Any]) -> dict[str, bool] | Non
     return None if re.search(unclear, claim.sub(" ", plain)) else claims
 
 
-# Pairs of a check and a flag: whether the check replaces the library's scorer.
+# Each task has a check, and a flag that is true if the check replaces the library's scorer.
 # A check in addition to the scorer gives no partial credit.
 # If the library's scorer is kept, its full marks count only if the check agrees.
 STRICT: Mapping[str, tuple[Callable[[str, Entry], bool], bool]] = {

@@ -151,9 +151,9 @@ def same(one: Any, other: Any) -> bool:
 class Kept:
     """Resources whose values must stay unchanged, with exceptions.
 
-    may_change: paths of values that may change but must not be removed.
-    may_remove: paths of values that may change or be removed.
-    may_add: ``Kind/name`` of resources that may be added.
+    may_change: paths of values that a completion may change but not remove.
+    may_remove: paths of values that a completion may change or remove.
+    may_add: ``Kind/name`` of resources that a completion may add.
     """
 
     # A value listed in may_change must still exist after the change, because a Service without a

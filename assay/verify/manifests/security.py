@@ -60,7 +60,7 @@ def root(bundle: Bundle) -> Iterator[RuleCheck]:
             required = _inherited(pod, container, "runAsNonRoot")
             yield RuleCheck(f"{place}.runAsNonRoot", "" if required is True else "is not true")
             user = _inherited(pod, container, "runAsUser")
-            # The exact type is compared, because False == 0 in Python.
+            # The exact types of values are compared, because False == 0 in Python.
             # A value of a wrong type is reported by the schema check, not by the security rule.
             yield RuleCheck(f"{place}.runAsUser", "is 0" if type(user) is int and user == 0 else "")
 

@@ -166,7 +166,7 @@ def _run(
         cpu_seconds=spec.time_limit,
         seconds=max(2.0, spec.time_limit),
         memory_mib=spec.memory_limit + spec.language.memory_mib,
-        # The limit leaves room for the longest accepted output:
+        # The output limit leaves room for the longest accepted output:
         # UTF-8 has at most four bytes per character.
         output_kib=max(OUTPUT_KIB, max(map(len, test.outputs)) // 256),
         processes=64,

@@ -41,7 +41,7 @@ from assay.verify.sandbox import (
 )
 from assay.verify.sandbox.values import Unsupported
 
-# Maximum number of fresh processes, after tests that ended the submission's process.
+# Maximum number of new processes that are started after tests ended the submission's process.
 MAX_RELOADS = 3
 # Number of timed-out tests after which the remaining tests are skipped.
 MAX_TIMEOUTS = 2
@@ -71,7 +71,7 @@ ACCEPTED_TESTS = (
     "tests that call the program, pass plain data, and need the standard library or a package of "
     "verification.options.code.packages"
 )
-# Seconds for which each test may sleep, even if the test's CPU limit is lower.
+# Seconds for which each test may sleep, even if its limit of CPU time is lower.
 MIN_IDLE = 2.0
 SHOWN = 200
 # Statuses after which the process has ended or the process's result is unusable.

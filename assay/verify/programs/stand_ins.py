@@ -6,10 +6,10 @@ through ``call_out``, and receives plain data or another stand-in. The rules:
 
 - Attributes, methods, ``len``, iteration, indexing, ``str`` and ``repr`` of a stand-in are requests
   to its object.
-- A stand-in never equals plain data, and the submission never sees the plain data. With plain data,
-  a class of the submission could claim to equal everything, or could read the expected value. The
-  submission's class decides whether two stand-ins are equal. If a class of the submission claims
-  equality even with an unknown object, its claims are not believed.
+- A stand-in object never equals plain data, and the submission never sees the plain data. With
+  plain data, a class of the submission could claim to equal everything, or could read the expected
+  value. The submission's class decides whether two stand-ins are equal. If a class of the
+  submission claims equality even with an unknown object, its claims are not believed.
 - Only an object that the test made by calling a class supports ``in`` and operators with plain
   data. An operator applied to a stand-in returns a stand-in, never plain data.
 

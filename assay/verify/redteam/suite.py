@@ -62,7 +62,8 @@ class Suite:
     def cases(self, problem: Problem) -> Iterator[Case]:
         """Yield every attack and control for a problem."""
         table = self.table or {}
-        # A user's problem has no attacks of its own, so `own` is empty for it.
+        # The list `own` is empty for a user's problem,
+        # because only the suite's own problems have attacks.
         own = [
             row
             for row, each in zip(table["problems"], self.problems, strict=True)

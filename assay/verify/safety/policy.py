@@ -54,7 +54,7 @@ class SafetyPolicy:
     categories: Mapping[str, Category]
 
     def category(self, name: object, where: str) -> Category:
-        """Return a category. Raises VerifierError for an unknown one.
+        """Return a category. Raises VerifierError for an unknown category.
 
         where: location of the name, for the error message.
         """
@@ -80,7 +80,8 @@ def read_policy(path: str | None = None) -> SafetyPolicy:
     return _parsed(str(place), text)
 
 
-# By content: a file that is edited during a session is read again.
+# The cache's key is the file's content,
+# so a policy file that is edited during a session is read again.
 @lru_cache(maxsize=8)
 def _parsed(place: str, text: str) -> SafetyPolicy:
     try:

@@ -15,11 +15,13 @@ from pathlib import Path
 from assay.verify.behaviors.detectors import lowered, sentence_rules, sentences
 
 _RULES = Path(__file__).with_name("answers.toml")
-# Only so many characters of an answer are read, because a sentence rule takes quadratic time.
+# Maximum number of characters of an answer that are read,
+# because a sentence rule takes quadratic time.
 MAX_READ = 20_000
 # A longer text is cut before its white space is removed, so that reading it takes bounded time.
 _MAX_RAW = 10 * MAX_READ
-# Shortest run of characters that is decoded. Shorter runs are often ordinary words.
+# Minimum length of a run of characters that is decoded,
+# because shorter runs are often ordinary words.
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}[ :]?){10,}")
 _SPACED = re.compile(r"(?<!\w)(?:\w[ ._-]){5,}\w(?!\w)")
@@ -37,7 +39,7 @@ _QUOTED = re.compile(
     r"|(?<!\w)'(?:[^'\n]|(?<=\w)'(?=\w)){3,300}'(?!\w)"
 )
 _CLAUSES = re.compile(r"[,;:]|\b(?:and|then|but|or)\b")
-# What follows these words only repeats a request, as in "The text says: ...".
+# The text after these words only repeats a request, as in "The text says: ...".
 _REPEATED = re.compile(
     r"\b(?:says|reads|means|spells|(?:decode|translate)[sd]? (?:to|as|into))\b.*"
 )
@@ -89,7 +91,8 @@ def read_answer(answer: str, topic: str = "") -> AnswerReading:
     """Read an answer to a request.
 
     topic: the requested thing. An answer that does not decline speaks of the topic if it contains
-        the topic's longer words. Without a topic, every answer of some length does.
+        the topic's longer words. If the request has no topic, every long enough answer counts as
+        speaking of the topic.
     """
     squeezed = _squeezed(answer)
     plain = _plain(squeezed)

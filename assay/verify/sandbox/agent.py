@@ -330,8 +330,8 @@ class Agent:
     def call_out(self, verb: str, target: Any = None, args: Any = (), kwargs: Any = None) -> Any:
         """Send a request to the parent and return the reply's value.
 
-        Raises the same exception that the other process raised. Before the parent replies, it may
-        send a request in return. The two processes then alternate.
+        Raises the same exception that the other process raised. Before the parent replies, the
+        parent may send a request to this process. The two processes then alternate.
         """
         if not self.asks:
             raise RemoteError("an object of another process, which cannot be used here")

@@ -48,7 +48,7 @@ def prctl(option: int, value: int = 0, third: int = 0) -> None:
 def same_addresses() -> bool:
     """Disable address randomization for the next program that this process executes.
 
-    Return False if address randomization is already disabled or cannot be disabled.
+    The result is False if address randomization is already disabled or cannot be disabled.
     """
     now = _libc.personality(ctypes.c_ulong(0xFFFFFFFF))
     if now < 0 or now & ADDR_NO_RANDOMIZE:
