@@ -219,8 +219,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the nested dicts of a TOML file, and the line of each dotted key. Raises
-    ConfigError."""
+    """Return a TOML file as nested dicts, and each dotted key's line. Raises ConfigError."""
     # Pipes are refused: error messages need the file's text again,
     # and a pipe can be read only once.
     if path.is_fifo() or path.is_char_device():
