@@ -26,7 +26,7 @@ _SMOOTH_FROM = 40
 _COLORS = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 _MAX_FAMILIES = 8
 _MAX_LABEL = 40
-_MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
+MARKED = ("guard_note", "guard_pause", "guard_stop", "resumed", "rolled_back")
 """Kinds of events that are marked on the curves."""
 RELIABILITY = "reliability"
 """Chart of predicted against observed shares: its horizontal axis shows no steps."""
@@ -101,7 +101,7 @@ def marks(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "text": str(event.get("reason") or event["kind"].replace("_", " ")),
         }
         for event in events
-        if event.get("kind") in _MARKED
+        if event.get("kind") in MARKED
     ]
 
 
@@ -315,7 +315,9 @@ def _thin(rows: Sequence[Row]) -> Sequence[Row]:
 
 def _rounded(values: Iterable[Any]) -> list[float | None]:
     # Five digits suffice for a screen. Numbers with all 17 digits would triple the file size.
-    return [None if value is None else float(f"{value:.5g}") for value in values]
+    rounded = (None if value is None else float(f"{value:.5g}") for value in values)
+    # JSON has no infinite numbers, and one such value would disable the page's script.
+    return [value if value is None or np.isfinite(value) else None for value in rounded]
 
 
 DIAGONAL = {**line("exact", [0, 1], [0, 1], "other"), "dotted": True, "faint": True}

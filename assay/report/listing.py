@@ -224,7 +224,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]
     newest = next((one for one in reversed(events) if one.get("kind") in kinds), {})
     # A killed process records no end, but the operating system releases its lock.
     if newest.get("kind") != "ended":
-        return ("running" if _is_locked(folder) else "killed"), ""
+        return ("running" if is_locked(folder) else "killed"), ""
     why = str(newest.get("reason"))
     if why.startswith("RunStopped"):
         return "stopped", why
@@ -234,7 +234,7 @@ def _state(folder: Path, events: Sequence[Mapping[str, Any]]) -> tuple[str, str]
     return _ENDS.get(why, "paused"), why
 
 
-def _is_locked(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process is writing to the run."""
     # A shared lock, so that two listings at the same time do not see each other as writers.
     try:

@@ -64,7 +64,7 @@ def render(summary: LoadedRun) -> str:
     charts = [chart.as_dict() for chart in (*make_charts(summary), *extra)]
     library, script = template("charts.js"), template("report.js")
     run = {"name": summary.folder.name, "charts": charts, "marks": marks(summary.events)}
-    data = json.dumps(run, separators=(",", ":"))
+    data = json.dumps(run, separators=(",", ":"), allow_nan=False)
     # In the data, "</script>" or "<!--" of a model's text would end the script element.
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -200,8 +201,8 @@ class Progress:
     progress of sampling. Without a terminal or notebook, the display prints a line per step, at
     most one line every 5 s, and a line for each long work. A quiet display shows nothing.
     evaluate_every, max_minutes: configured values, from which the remaining time is estimated.
-    evaluations: evaluations so far. sampling: receives the generator's reports. below: lines under
-    the metrics of a display that is updated in place.
+    evaluations: evaluations so far. sampling: receives the generator's reports. transient: whether
+    `close` erases a display that is updated in place.
     """
 
     def __init__(
@@ -212,13 +213,14 @@ class Progress:
         console: Console | None = None,
         evaluate_every: int | None = None,
         max_minutes: float | None = None,
+        transient: bool = True,
     ) -> None:
         self.name = name
         self.num_steps = num_steps
         self.quiet = quiet
         self.console = console or Console(stderr=True, highlight=False)
         self.evaluations: list[Row] = []
-        self.below: Sequence[ConsoleRenderable] = ()
+        self._below: Sequence[ConsoleRenderable] = ()
         self._evaluate_every = evaluate_every
         self._ends = float("inf") if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._seconds_evaluating = 0.0
@@ -230,7 +232,7 @@ class Progress:
         if self.console.is_jupyter and not quiet:
             self._live = NotebookDisplay()
         elif self.console.is_terminal and not quiet:
-            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live = Live(console=self.console, refresh_per_second=4, transient=transient)
             self._live.start()
         every = _LIVE_EVERY if self._live is not None else _SAMPLING_EVERY
         self.sampling = SamplingWatch(self._show_sampling, every)
@@ -246,15 +248,22 @@ class Progress:
         elif kind == "notes" and not self.quiet:
             self._print(one_line(row["text"]))
 
+    def show_below(self, lines: Sequence[ConsoleRenderable]) -> None:
+        """Show lines under the metrics of a display that is updated in place."""
+        self._below = lines
+        if self._live is not None:
+            head = self._head or Text(escaped(self.name), "bold")
+            self._live.update(Group(head, *lines))
+
     def _step(self, step: int, metrics: Row) -> None:
-        elapsed = metrics.get("time/elapsed", 0.0)
+        elapsed = metrics.get("time/elapsed") or 0.0
         # The pace excludes evaluations: they run every few steps, and `eta` counts them separately.
         self._pace.append((step, elapsed - self._seconds_evaluating))
-        if "reward/mean" in metrics:
+        if metrics.get("reward/mean") is not None:
             self._rewards.append(metrics["reward/mean"])
         if self._live is not None:
             self._head = self._display(step, metrics)
-            self._live.update(self._head)
+            self._live.update(Group(self._head, *self._below))
         elif not self.quiet:
             now = time.monotonic()
             if now - self._last_line >= _PLAIN_EVERY or step == self.num_steps:
@@ -303,6 +312,9 @@ class Progress:
         if self.num_steps is None or len(self._pace) < 2:
             return None
         (first, started), (last, now) = self._pace[0], self._pace[-1]
+        # A damaged journal may contain a step twice.
+        if last <= first:
+            return None
         pace = (now - started) / (last - first)
         left = (self.num_steps - step) * pace
         left += evaluation_seconds_left(
@@ -330,7 +342,7 @@ class Progress:
 
     def _times(self, step: int, metrics: Row) -> list[str]:
         eta = self.eta(step)
-        times = [f"{metrics.get('time/step', 0.0):.2f} s/step"]
+        times = [f"{metrics.get('time/step') or 0.0:.2f} s/step"]
         return [*times, f"ETA {format_seconds(eta)}"] if eta is not None else times
 
     def _display(self, step: int, metrics: Row) -> Group:
@@ -344,11 +356,13 @@ class Progress:
             numbers.append(f"{label} ", "dim").append(f"{value}   ")
         if len(self._rewards) > 1:
             numbers.append("reward ", "dim").append(sparkline(self._rewards), "green")
-        return Group(head, numbers, *self.below)
+        return Group(head, numbers)
 
 
 def _shown(metrics: Row) -> list[tuple[str, str]]:
-    return [(label, form.format(metrics[key])) for key, label, form in _SHOWN if key in metrics]
+    # In metrics.jsonl, a value that is not a number is null.
+    values = {key: math.nan if value is None else value for key, value in metrics.items()}
+    return [(label, form.format(values[key])) for key, label, form in _SHOWN if key in values]
 
 
 def working_words(row: Row) -> str:

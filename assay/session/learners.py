@@ -93,8 +93,11 @@ def make_passes(
     steps = (config.optimizer, total_steps, config.stage, ranks)
     shards = shards_of(loaded, ranks) if config.scale.shard else None
     model = loaded.model if shards is None else shards.model
-    divided = shards is not None and shards.divides_trained
-    optimizer = ShardedOptimizer(shards, *steps) if divided else Optimizer(model, *steps)
+    optimizer: Optimizer
+    if shards is not None and shards.divides_trained:
+        optimizer = ShardedOptimizer(shards, *steps)
+    else:
+        optimizer = Optimizer(model, *steps)
     return Passes(
         model,
         optimizer,

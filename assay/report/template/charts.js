@@ -106,7 +106,7 @@
     }
     for (const value of ticks(...range.x, 6)) {
       if (!chart.plain && value % 1) continue;
-      const shown = format(value, chart.plain ? chart : {});
+      const shown = chart.plain ? format(value, chart) : String(value);
       svg.append(node("text", { x: px(value), y: H - 6, "text-anchor": "middle" }, shown));
     }
     if (chart.unit) svg.append(node("text", { x: LEFT, y: TOP, class: "unit" }, chart.unit));
@@ -192,7 +192,11 @@
     };
     const step = x => range.x[0] + (x - LEFT) / (W - LEFT - RIGHT) * (range.x[1] - range.x[0]);
     let from = null;
-    svg.addEventListener("pointerdown", event => { if (event.pointerType === "mouse") from = at(event); });
+    svg.addEventListener("pointerdown", event => {
+      if (event.pointerType !== "mouse") return;
+      from = at(event);
+      svg.setPointerCapture(event.pointerId); // so that a release outside of the chart is seen
+    });
     svg.addEventListener("pointermove", event => {
       if (from === null) return;
       band.setAttribute("x", Math.min(from, at(event)));

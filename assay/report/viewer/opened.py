@@ -21,7 +21,7 @@ from assay.errors import AssayError, cause
 from assay.host.records import check_event, check_measures, whole_rows
 from assay.host.terminal import warn
 from assay.report.charts import Chart, make_charts
-from assay.report.listing import ListedRun, read_listed, run_folders
+from assay.report.listing import ListedRun, is_locked, read_listed, run_folders
 from assay.report.rollout_index import RolloutIndex
 from assay.report.viewer.token_text import TokenTexts
 
@@ -97,6 +97,8 @@ class OpenedRun:
                 found.append("-")
             else:
                 found.append(f"{seen.st_mtime_ns:x}.{seen.st_size:x}")
+        # A killed run changes no file: the operating system only releases its lock.
+        found.append("running" if is_locked(self.folder) else "ended")
         return "_".join(found)
 
 

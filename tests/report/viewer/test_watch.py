@@ -48,6 +48,51 @@ def test_every_step_and_event_is_shown_once_until_the_run_ends(tmp_path: Path) -
     assert len(waits) == 3 and state.split(":")[0] != "running"
 
 
+def test_a_run_that_is_killed_ends_the_command(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    step(run)
+    # The system releases the lock of a killed process; no file of the run changes.
+    assert watch(run.folder, lambda kind, row: None, lambda _: run._release()) == "killed"
+
+
+def test_a_rollback_shows_the_new_rows_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    step(run)
+    step(run)
+    path = run.folder / "metrics.jsonl"
+    shown: list[tuple[str, int]] = []
+
+    class Recorder(Progress):
+        def __call__(self, kind: str, row: Any) -> None:
+            if kind == "metrics":
+                shown.append((kind, row["loss/total"]))
+
+    def sleep(seconds: float) -> None:
+        path.write_text(path.read_text().replace('"loss/total": 1.0', '"loss/total": 2.0'))
+        run._release()
+
+    monkeypatch.setattr(watching, "Progress", Recorder)
+    watch(run.folder, sleep=sleep)
+    assert [value for _, value in shown] == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_value_that_is_no_number_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    with make_run(tmp_path) as run:
+        step(run, float("nan"))
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=terminal, color_system=None)
+    monkeypatch.setattr(
+        watching, "Progress", lambda *given, **more: Progress(*given, console=console, **more)
+    )
+    watch(run.folder)
+    assert "reward nan" in text.getvalue()
+
+
 def test_a_terminal_shows_curves_and_the_newest_completions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +106,8 @@ def test_a_terminal_shows_curves_and_the_newest_completions(
         watching, "Progress", lambda *given, **more: Progress(*given, console=console, **more)
     )
     watch(run.folder)
-    shown = text.getvalue()
+    # A display that is updated in place first erases its lines, so the last screen comes last.
+    shown = text.getvalue().rsplit("\x1b[2K", 1)[-1]
     assert "3/4" in shown and "best of step 3" in shown and "worst of step 3" in shown
 
 
