@@ -308,9 +308,17 @@ def plain_text(prompt: Text) -> str:
 
 def words_in(text: str) -> tuple[str, ...]:
     """Return the case-folded words and marks of a text, as `normalize` defines them."""
-    if not text.isascii():
-        text = text.translate(_QUOTES)
-    return tuple(_WORD.findall(text.casefold()))
+    return tuple(_WORD.findall(_fold(text)))
+
+
+def word_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return the case-folded text and the span of each of its words."""
+    folded = _fold(text)
+    return folded, [found.span() for found in _WORD.finditer(folded)]
+
+
+def _fold(text: str) -> str:
+    return text.casefold() if text.isascii() else text.translate(_QUOTES).casefold()
 
 
 def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:

@@ -27,7 +27,7 @@ from assay.data.source import UNREAD
 from assay.data.sources import open_source
 from assay.errors import ConfigError, DataError, did_you_mean, message
 from assay.host.files import check_folder, read_json, write_atomic, write_json
-from assay.host.terminal import say
+from assay.host.terminal import say, warn
 from assay.run.intervals import share_words
 from assay.session.evaluation_log import settings_of
 from assay.session.sampling import (
@@ -329,7 +329,7 @@ def _check_shots(
     shots: Sequence[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Raise DataError if a worked example contains the question or the answer of a suite's row."""
+    """Warn of a worked example that contains the question or the answer of a suite's row."""
     asked: list[Problem] = []
     for number, row in enumerate(rows, 1):
         question = row[_question_key(suite, number, row)]
@@ -339,9 +339,7 @@ def _check_shots(
     for number, shot in enumerate(shots, 1):
         # A worked example shows the answer of its question to the model.
         for leak in texts.leaks(f"{source} row {number}", _worked(shot)):
-            found = f"the {leak.what} of {leak.heldout}"
-            accepted = "worked examples that are no rows of the suite"
-            raise DataError(message(leak.example, found, accepted, "give other rows"))
+            warn(f"{leak}; if they are one problem, give another worked example")
 
 
 def _prompt_files(model: str) -> dict[str, str]:

@@ -37,18 +37,18 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
     """Yield a message for each contradiction between ``[decision]`` and the configuration."""
     plan = config.decision or DecisionConfig()
     rules = {rule.name: rule.action for rule in config.watched.active()}
-    options = config.guard.options
-    users = {
-        name: options[name].action if name in options else "stop" for name in config.guard.rules
-    }
-    rules |= {name: action or "stop" for name, action in users.items()}
+    rules |= dict(_user_rules(config))
     for name in plan.stops:
         action = rules.get(name, "off")
-        if action in ENDING:
+        lacks = _needs(config, name)
+        if action in ENDING and lacks is None:
             continue
         where, accepted = "decision.stops", "a guard rule that ends this run"
         if name not in RULES and name not in rules:
             yield message(where, f'"{name}"', accepted, did_you_mean(name, [*RULES, *rules]))
+            continue
+        if action in ENDING:
+            yield message(where, f'"{name}" without {lacks}', accepted, "set them, or remove it")
             continue
         found = f'"{name}", which is {_ACTIONS.get(action, action)}'
         yield message(where, found, accepted, f"set guard.options.{name}, or remove it")
@@ -67,10 +67,28 @@ def contradictions(config: TrainConfig) -> Iterator[str]:
 _ACTIONS = {"off": "off in this run", "note": "only a warning"}
 
 
+def _needs(config: TrainConfig, name: str) -> str | None:
+    """Return what a built-in rule reads and the run does not record; None if it lacks nothing."""
+    is_compared = bool(config.data.heldout) and config.evaluation.every is not None
+    is_given = {
+        "canary_loss": bool(config.data.canaries),
+        "canary_hack": bool(config.data.canaries),
+        "reward_against_heldout": is_compared,
+        "heldout_collapse": is_compared,
+        "tag_collapse": bool(config.data.mixture),
+        "false_accept": config.audit is not None,
+    }
+    return None if is_given.get(name, True) else RULES[name].needs
+
+
 def _place(source: str) -> str:
     # "rows.jsonl" and "./rows.jsonl" are one file.
     path = Path(source)
-    return str(path.resolve()) if path.exists() else source
+    try:
+        return str(path.resolve()) if path.exists() else source
+    except OSError:
+        # A name of more than 255 characters cannot be a file.
+        return source
 
 
 def _missing(fallback: str) -> Iterator[str]:
@@ -78,7 +96,7 @@ def _missing(fallback: str) -> Iterator[str]:
     try:
         if find_checkpoint(fallback) is None:
             check_place(fallback, where)
-    except AssayError as error:
+    except (AssayError, OSError) as error:
         said = str(error)
         yield said if said.startswith(where) else f"{where}: {said}"
 

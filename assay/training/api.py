@@ -22,10 +22,11 @@ from assay.data.sources import Rows, as_sources
 from assay.errors import ConfigError, VerifierError, message
 from assay.host.files import check_folder, check_output
 from assay.host.startup import doing
+from assay.host.terminal import warn
 from assay.plan.arithmetic import Expected, MachineRates, expect, units_from_rates
 from assay.plan.memory import plan_memory
 from assay.report.alerts import check_listeners
-from assay.report.decision_record import check_decision
+from assay.report.decision_record import check_decision, contradictions
 from assay.report.loaded import load_run
 from assay.run.names import check_place
 from assay.run.rollback import check_approved
@@ -139,8 +140,12 @@ def run_stage(stage: Stage) -> TrainResult:
     check_launch(stage.config.scale)
     if stage.resume is None:
         check_folder(Path(stage.config.run.directory), "run.directory")
+        check_decision(stage.config)
+    else:
+        # A fallback may vanish during a run, and the page of the run lists what has changed.
+        for contradiction in contradictions(stage.config):
+            warn(contradiction)
     check_listeners(stage.config)
-    check_decision(stage.config)
     stage = replace(stage, config=settled(stage.config))
     with show_startup(stage.quiet):
         folder = kind_of(stage.config).run(stage)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from assay.data.traces import Trace
 from assay.learn.rows import row_sums
 from assay.learn.sft_update import SFTLearner
 from assay.model.packing import pack
@@ -65,11 +66,21 @@ def measure_loss(
     }
 
 
-def evaluate_traces(learner: SFTLearner, traces: Sequence[Group]) -> dict[str, Any]:
-    """Return the evaluation row of held-out traces: the loss on their completions."""
-    num_bytes = sum(len(one.completions[0].text.encode()) for one in traces)
-    found = measure_loss(learner, traces, np.arange(len(traces)), max(1, num_bytes))
-    return {"eval/kind": TRACES, "eval/num_traces": len(traces), **found}
+def evaluate_traces(
+    learner: SFTLearner, groups: Sequence[Group], traces: Sequence[Trace]
+) -> dict[str, Any]:
+    """Return the evaluation row of held-out traces: the loss on their completions.
+
+    groups: the rendered traces.
+    """
+    # Texts outside of `Trace.said`, such as tool results, have no loss.
+    num_bytes = sum(
+        len(one.completion[first:last].encode())
+        for one in traces
+        for first, last in one.said or ((0, len(one.completion)),)
+    )
+    found = measure_loss(learner, groups, np.arange(len(groups)), max(1, num_bytes))
+    return {"eval/kind": TRACES, "eval/num_traces": len(groups), **found}
 
 
 def recorded(

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from assay.config import DistillConfig, PretrainConfig, SFTConfig, TrainConfig
 from assay.data.chat import PromptRenderer
 from assay.data.traces import Trace
+from assay.errors import DataError, message
 from assay.host.startup import doing
 from assay.learn.passes import Passes
 from assay.learn.ranks import ALONE, Ranks
@@ -183,9 +186,19 @@ def lay_out_traces(
     what = f"{len(groups)} traces"
     if not traces.heldout:
         return RenderedRows(groups, lengths, what, traces.notes)
-    heldout = trace_groups(traces.heldout, session.renderer, longest)
-    measure = recorded(TRACES, lambda learner: evaluate_traces(learner, heldout))
+    heldout = _heldout_groups(traces, session.renderer, longest)
+    measure = recorded(TRACES, lambda learner: evaluate_traces(learner, heldout, traces.heldout))
     return RenderedRows(groups, lengths, f"{what}, {len(heldout)} held out", traces.notes, measure)
+
+
+def _heldout_groups(traces: Traces, renderer: PromptRenderer, longest: int | None) -> list[Group]:
+    groups = trace_groups(traces.heldout, renderer, longest)
+    for trace, group in zip(traces.heldout, groups, strict=True):
+        if not np.any(group.completions[0].sampled):
+            found = "spans without a token, so that the trace has no loss"
+            accepted = "a span with text of the assistant"
+            raise DataError(message(f"{trace.source} said", found, accepted, "remove the row"))
+    return groups
 
 
 def first_look(config: TrainConfig, session: Session, rows: Traces) -> FirstLook:
@@ -196,6 +209,8 @@ def first_look(config: TrainConfig, session: Session, rows: Traces) -> FirstLook
     prompts = [group.prompt.tokens for group in trace_groups(probed, session.renderer)]
     lean, note = prove_lean(session.loaded.model, prompts=prompts)
     held = f", {len(rows.heldout)} held out" if rows.heldout else ""
+    # The run measures each held-out trace, so an error in one of them must not wait for the run.
+    _heldout_groups(rows, session.renderer, session.loaded.context_length)
     notes = [f"{len(traces)} traces{held}", first, *rows.notes, *filter(None, [note])]
     settings = config.sft or config.distill
     assert settings is not None

@@ -111,6 +111,8 @@ def config_of(tmp_path: Path, **plan: Any) -> TrainConfig:
         ({"stops": ["length"]}, '"length", which is off in this run; accepted: a guard rule'),
         ({"stops": ["ratio"]}, '"ratio", which is only a warning'),
         ({"stops": ["mismach"]}, '"mismach"; accepted: a guard rule that ends this run; did you'),
+        ({"stops": ["canary_loss"]}, '"canary_loss" without canaries (data.canaries); accepted: a'),
+        ({"stops": ["heldout_collapse"]}, '"heldout_collapse" without held-out problems and'),
         ({"fallback": "./no/such/model"}, "decision.fallback: found nothing there"),
         ({"fallback": "nowhere@best"}, "decision.fallback: nowhere@best: found no run directory"),
     ],
@@ -130,6 +132,12 @@ def test_a_gate_on_the_runs_own_rows_is_a_contradiction(tmp_path: Path) -> None:
         changed = config.model_copy(update={"decision": plan, "data": data})
         with pytest.raises(ConfigError, match=f"which the run {use}; accepted: problems that"):
             check_decision(changed)
+
+
+def test_a_name_too_long_for_a_file_is_no_traceback(tmp_path: Path) -> None:
+    check_decision(config_of(tmp_path, gates=["g" * 300]))
+    with pytest.raises(ConfigError, match=r"^decision\.fallback: "):
+        check_decision(config_of(tmp_path, fallback="./" + "m" * 300))
 
 
 def test_a_fallback_that_vanished_is_in_the_page(tmp_path: Path) -> None:

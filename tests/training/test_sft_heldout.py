@@ -168,3 +168,28 @@ def test_a_held_out_row_in_the_prompt_template_is_reported(world: World) -> None
         quiet = dry_run(start, overrides=["data.near_duplicates=ignore"], quiet=True).notes
         assert line not in "\n".join(quiet)
     assert line not in "\n".join(dry_run(world.sft_tree(), quiet=True).notes)
+
+
+def test_bits_per_byte_and_errors_count_only_the_texts_of_the_assistant(world: World) -> None:
+    text = "5\n[a long result of a tool]\n6"
+    row = {"prompt": "2 + 3 =", "completion": text, "said": [[0, 1], [len(text) - 1, len(text)]]}
+    tree = loss_tree(world, sft={"heldout": [str(world.write_rows("said.jsonl", [row]))]})
+    first = rows_of(train(tree, quiet=True).run, "evaluations")[0]
+    nats = first["eval/nll"] * first["eval/num_tokens"]
+    assert first["eval/bits_per_byte"] == pytest.approx(nats / math.log(2) / 2)
+    row["said"] = [[0, 0]]
+    world.write_rows("said.jsonl", [row])
+    for start in (train, dry_run):
+        with pytest.raises(DataError, match=r"said\.jsonl:1 said: found spans without a token"):
+            start(tree, quiet=True)
+
+
+def test_a_run_resumes_without_its_fallback(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fallback = world.folder / "old"
+    fallback.mkdir()
+    run = train(world.sft_tree(decision={"fallback": str(fallback)}), quiet=True).run
+    fallback.rmdir()
+    train(resume=run, quiet=True)
+    assert "decision.fallback: found nothing there" in capsys.readouterr().err
