@@ -240,6 +240,7 @@ def inspect_rows(settings: InspectSettings) -> Inspection:
     rates = {} if settings.pass_rates_of is None else _pass_rates(settings.pass_rates_of)
     seen: set[int] = set()
     found: list[SourceFacts] = []
+    num_rated = 0
     with VerifierService(settings.verifier or DEFAULT_VERIFIER, options=_OPTIONS) as service:
         for name in settings.inputs:
             opened, facts = open_source(name), SourceFacts(name)
@@ -255,6 +256,7 @@ def inspect_rows(settings: InspectSettings) -> Inspection:
                 if own is None:
                     # A run names rows without an id by the base name of their file.
                     own = rates.get(problem.id) or rates.get(basename(problem.id))
+                    num_rated += own is not None
                 facts.difficulty.add(own, problem.tags, settings.label)
                 length = count(problem) if count else 0
                 facts.longest = max(facts.longest, length)
@@ -263,8 +265,12 @@ def inspect_rows(settings: InspectSettings) -> Inspection:
                 raise DataError(message(name, "no rows", "at least one"))
             found.append(facts)
     leaks, num_shots = _leaks(settings, heldout)
-    told = (leaks, num_shots, settings.max_listed)
-    return Inspection(found, settings.heldout, limit, count is not None, *told)
+    if rates and not num_rated:
+        accepted = "a run that trained on problems of these sources"
+        place = f"assay data inspect, pass_rates_of {settings.pass_rates_of}"
+        raise DataError(message(place, "no problem of the sources", accepted))
+    listed = (leaks, num_shots, settings.max_listed)
+    return Inspection(found, settings.heldout, limit, count is not None, *listed)
 
 
 def _compare(

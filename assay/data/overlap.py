@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -34,15 +36,31 @@ _ROWS: dict[What, str] = {
 # are ignored.
 # Other marks carry meaning in mathematics (+ - !
 # ' : $).
+# The vowel signs of Hindi and Thai are combining marks, and part of a word.
+_MARKS = "".join(
+    mark
+    for mark in map(chr, (*range(0x300, 0x1E00), *range(0x20D0, 0x2100)))
+    if unicodedata.category(mark).startswith("M")
+)
 _WORD = re.compile(
-    r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+|[^\w\s.,;?]|_"
+    r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]"
+    rf"|(?:[^\W\d_][{_MARKS}]*)+|[^\w\s.,;?]|_"
 )
 # A request such as "give the answer as 5" names a form, so "as" states no answer.
 _STATES = re.compile(
-    r"(?:\b(?:answer|solution|result)\b(?:[ \t]+(?:is|was|are)\b|[ \t]*[:=])|####|\\boxed\{)",
+    r"(?:\b(?:answer|solution|result)\b"
+    r"(?:[ \t]+(?:is|was|are)\b(?:[ \t]*:\s*)?|[ \t*_]*(?::\s*|=))|####|\\boxed\{)",
     re.IGNORECASE,
 )
-_QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
+# Marks around an answer, as in "The answer is **(5)**", are no part of the answer.
+_OPENING, _CLOSING = " \t*_$\"'([{", " \t*_$\"'"
+_NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+# An answer goes on as a longer word, number, list or formula: 5.5, 5,000, x+1.
+_GOES_ON = re.compile(r"[.,]\d|\s*[-+*/^]\s*[\w(\\]")
+_SAME = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u3001": ",", "\u3002": "."}
+# NFKC would also make x\u00b2 and x2 the same.
+_WIDE = {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
+_QUOTES = str.maketrans(_SAME | _WIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +182,7 @@ def check_overlap(
         train = train.select(index for index in range(len(train)) if index not in found)
     if not len(train):
         only = f"only near duplicates of {_ROWS[what]}"
-        raise DataError(message("data.train", only, "other problems"))
+        raise DataError(message(f"training {train.noun}", only, "other rows"))
     num_dropped, near_duplicates = len(found) if drop else 0, tuple(found.values())
     counts = num_dropped, num_self_answering, num_prompts
     return OverlapReport(train, near_duplicates, *counts, contradictions, what)
@@ -318,7 +336,9 @@ def word_spans(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _fold(text: str) -> str:
-    return text.casefold() if text.isascii() else text.translate(_QUOTES).casefold()
+    if text.isascii():
+        return text.casefold()
+    return unicodedata.normalize("NFC", text).translate(_QUOTES).casefold()
 
 
 def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
@@ -329,16 +349,37 @@ def ngrams(words: tuple[str, ...], n: int) -> Iterator[int]:
 
 def states_own_answer(problem: Problem) -> bool:
     """Whether a prompt states its own answer: after ``answer:``, ``####``, or in a ``\\boxed``."""
-    needle = _answer_of(problem)
+    answer = _answer_of(problem)
+    needle = answer.lstrip(_OPENING).rstrip(_CLOSING)
+    if answer[:1] in ("(", "["):
+        needle = needle.rstrip(")]")
     if not needle:
         return False
     text = plain_text(problem.prompt)
-    for found in _STATES.finditer(text):
-        # Marks around an answer, as in "The answer is **(5)**", are no part of the answer.
-        rest = text[found.end() :].lstrip(" \t*_$\"'([{")
-        if rest.startswith(needle) and not _continues(rest[len(needle) :][:1], needle[-1]):
-            return True
-    return False
+    return any(
+        _starts_with(text[found.end() :].lstrip(_OPENING), needle)
+        for found in _STATES.finditer(text)
+    )
+
+
+def _starts_with(text: str, answer: str) -> bool:
+    """Whether a text starts with an answer, and does not go on as a longer one."""
+    if _NUMBER.fullmatch(answer):
+        found = _NUMBER.match(text)
+        if found is None or _value(found[0]) != _value(answer):
+            return False
+        return not (text[found.end() :][:1].isalnum() or _GOES_ON.match(text, found.end()))
+    # "A" is a choice, "a" a word.
+    is_word = len(answer) > 1 and answer.isalpha()
+    said, rest = text[: len(answer)], text[len(answer) :]
+    if said != answer and not (is_word and said.casefold() == answer.casefold()):
+        return False
+    goes_on = _continues(rest[:1], answer[-1]) or (not is_word and _GOES_ON.match(rest))
+    return not goes_on
+
+
+def _value(number: str) -> Decimal:
+    return Decimal(number.replace(",", ""))
 
 
 def _answer_of(problem: Problem) -> str:

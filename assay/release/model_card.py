@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from assay.release.lineage import lineage
-from assay.report.decision_record import FILE, decision_record
 from assay.report.gate_results import cell, code, read_gate
 from assay.report.loaded import LoadedRun, load_run
 from assay.report.report import changed_settings, stage_words
@@ -27,8 +26,7 @@ _MOST_KNOWN_ERRORS = 12
 
 
 def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
-    """Write ``README.md`` and the decision record into the folder of an exported model, if a run
-    trained the model.
+    """Write ``README.md`` into the folder of an exported model, if a run trained the model.
 
     checkpoint: checkpoint of the run. base: model into which the adapters were merged, if it is not
     the base model of the run.
@@ -37,7 +35,6 @@ def write_card(checkpoint: Path, out: Path, base: str | None = None) -> None:
     if step is not None and run is not None:
         loaded = load_run(run)
         (out / "README.md").write_text(model_card(loaded, step, base), encoding="utf-8")
-        (out / FILE).write_text(decision_record(loaded), encoding="utf-8", errors="replace")
 
 
 def model_card(run: LoadedRun, step: int, base: str | None = None) -> str:

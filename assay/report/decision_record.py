@@ -31,6 +31,11 @@ def check_decision(config: TrainConfig) -> None:
     """Raise ConfigError if the plan in ``[decision]`` contradicts the rest of the configuration."""
     if (found := next(contradictions(config), None)) is not None:
         raise ConfigError(found)
+    for one in config.decision.gates if config.decision else ():
+        # Other sources, such as a data set of the hub, are read when the gate runs.
+        if one.endswith(".jsonl") and ":" not in one and _file(one) is None:
+            accepted = "a file of problems for the gate"
+            raise ConfigError(message("decision.gates", f'no file "{one}"', accepted))
 
 
 def contradictions(config: TrainConfig) -> Iterator[str]:
@@ -83,12 +88,17 @@ def _needs(config: TrainConfig, name: str) -> str | None:
 
 def _place(source: str) -> str:
     # "rows.jsonl" and "./rows.jsonl" are one file.
+    path = _file(source)
+    return source if path is None else str(path.resolve())
+
+
+def _file(source: str) -> Path | None:
     path = Path(source)
     try:
-        return str(path.resolve()) if path.exists() else source
+        return path if path.exists() else None
     except OSError:
         # A name of more than 255 characters cannot be a file.
-        return source
+        return None
 
 
 def _missing(fallback: str) -> Iterator[str]:
@@ -115,7 +125,7 @@ def decision_record(run: LoadedRun) -> str:
     config, plan = run.config, run.config.decision or DecisionConfig()
     lines = [f"# Decision record: {run.folder.name}", "", f"The run {run.state}.", ""]
     for name, value in (("Question", plan.question), ("Owner", plan.owner)):
-        lines += [f"{name}: {cell(value or f'not given (decision.{name.lower()})')}.", ""]
+        lines += [f"{name}: {cell(value or f'not given (decision.{name.lower()})')}", ""]
     sections = {
         "What was trained": _trained(run),
         "What ends the run": _stops(config),

@@ -281,11 +281,12 @@ def report_if_possible(folder: Path) -> None:
     """Write the report and the decision record. The run itself is complete, so a failed write is
     only a warning.
     """
-    try:
-        write_report(folder)
-        write_record(folder)
-    except (OSError, RunError) as error:
-        warn(f"{folder}: no report ({error}); see assay run report")
+    pages = (write_report, "report"), (write_record, "decision record")
+    for write, name in pages:
+        try:
+            write(folder)
+        except (OSError, RunError) as error:
+            warn(f"{folder}: no {name} ({error}); see assay run report")
 
 
 def steps_of(run: Run, guard: Guard, evaluate_now: Callable[[], None]) -> Iterator[int]:

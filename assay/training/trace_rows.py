@@ -45,8 +45,7 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Traces:
 
     train = load_traces(config.rows, on_bad_row=data.on_bad_row, check=note)
     if config.sft is not None and config.sft.heldout:
-        most = config.evaluation.max_problems
-        heldout = load_traces(config.sft.heldout, on_bad_row=data.on_bad_row, limit=most)
+        heldout = load_traces(config.sft.heldout, on_bad_row=data.on_bad_row)
     problems, canaries = read_heldout(config, verifiers), read_canaries(config, verifiers)
     kept: dict[What, Sequence[Problem]] = {
         "held-out": problems,
@@ -62,7 +61,9 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Traces:
         train = report.train
         notes += report.near_words()
     notes += leaked_lines(config, [*problems, *kept["held-out trace"]], systems)
-    return Traces(train, heldout, problems, canaries, tuple(notes))
+    # Held-out traces beyond the limit are not trained on either, so all of them are compared.
+    measured = heldout[: config.evaluation.max_problems]
+    return Traces(train, measured, problems, canaries, tuple(notes))
 
 
 def _asked(trace: Trace) -> Problem:

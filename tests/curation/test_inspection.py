@@ -240,3 +240,5 @@ def test_pass_rates_come_from_a_runs_rollouts(
     rows += [{"prompt": "r", "answer": "1"}]
     found = facts(tmp_path, rows, pass_rates_of="runs/first").difficulty
     assert (found.rates, found.unknown) == ({"to 0.5": 1, "1": 1}, 1)
+    with pytest.raises(DataError, match="found no problem of the sources; accepted: a run that"):
+        facts(tmp_path, [{"id": "x", "prompt": "r", "answer": "1"}], pass_rates_of="runs/first")

@@ -15,6 +15,7 @@ from assay.data.overlap import (
     holds_own_answer,
     normalize,
     states_own_answer,
+    words_in,
 )
 from assay.data.problems import ProblemSet, load_problems
 from assay.errors import DataError
@@ -255,7 +256,40 @@ def test_similarities_equal_those_of_a_plain_double_loop(
         ("Is 5 odd? Give the answer as a number.", "5", False),
         ("She has 5 cats. How many cats?", "5", False),
         ("The answer is?", "", False),
+        ("The answer is: 5", "5", True),
+        ("Answer:\n5", "5", True),
+        ("**Answer**: 5", "5", True),
+        ("Answer: YES", "yes", True),
+        (r"Check \boxed{5}.", "5.0", True),
+        ("#### 1,000", "1000", True),
+        ("Answer: (A)", "(A)", True),
+        ("Answer: [1, 2].", "[1, 2]", True),
+        ("The answer is $5.", "$5", True),
+        ("The answer is 5.5", "5", False),
+        ("The answer is 5,000", "5", False),
+        ("The answer is x+1", "x", False),
+        ("The answer is a number", "A", False),
     ],
 )
 def test_prompts_that_state_their_own_answer(question: str, answer: object, expected: bool) -> None:
     assert states_own_answer(Problem("a", question, {"answer": answer})) is expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("caf\u00e9", "cafe\u0301", True),
+        ("\uff12\uff0b\uff13\uff1d", "2+3=", True),
+        ("\u4eca\u5929\u3002", "\u4eca\u5929", True),
+        ("x\u00b2", "x2", False),
+    ],
+)
+def test_forms_of_one_letter_are_the_same_word(one: str, other: str, is_same: bool) -> None:
+    assert (words_in(one) == words_in(other)) is is_same
+
+
+@pytest.mark.parametrize(
+    "word", ["\u0939\u093f\u0928\u094d\u0926\u0940", "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48"]
+)
+def test_vowel_signs_are_part_of_a_word(word: str) -> None:
+    assert words_in(word) == (word,)

@@ -78,6 +78,7 @@ def test_a_run_is_pushed_with_its_evidence(run: str, monkeypatch: pytest.MonkeyP
 def test_an_exported_run_has_the_card_too(run: str, tmp_path: Path) -> None:
     out = export(f"{run}@last", tmp_path / "out")
     assert (out / "README.md").read_text() == model_card(load_run(run), 2)
+    assert not (out / "decision_record.md").exists()
     assert "was not evaluated" not in model_card(load_run(run), 2)
     assert "The checkpoint of step 1 itself was not evaluated." in model_card(load_run(run), 1)
     assert "(step 2)" not in model_card(load_run(run), 1)  # what came later says nothing of it

@@ -15,6 +15,7 @@ from assay.report.decision_record import check_decision, decision_record, write_
 from assay.report.loaded import load_run
 from assay.run.directory import Run
 from assay.run.rollback import check_approved, roll_back
+from assay.session.stage import report_if_possible
 
 PLAN = {
     "question": "Does RL help?",
@@ -61,7 +62,7 @@ def section(page: str, heading: str) -> str:
 def test_the_page_has_the_plan_and_the_rules_in_force(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     page = decision_record(load_run(run))
-    assert "Question: Does RL help?." in page and "Owner: Ada." in page
+    assert "Question: Does RL help?\n" in page and "Owner: Ada\n" in page
     rules = section(page, "What ends the run")
     assert "| `not_judged` | " in rules and "`guard.max_not_judged` = 0.25 | stop |" in rules
     assert "stop, and needs an approval |" in rules and "| `length` |" not in rules
@@ -132,6 +133,29 @@ def test_a_gate_on_the_runs_own_rows_is_a_contradiction(tmp_path: Path) -> None:
         changed = config.model_copy(update={"decision": plan, "data": data})
         with pytest.raises(ConfigError, match=f"which the run {use}; accepted: problems that"):
             check_decision(changed)
+
+
+def test_a_missing_file_of_the_gate_is_refused_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "gate.jsonl"
+    with pytest.raises(ConfigError, match=r"^decision\.gates: found no file "):
+        check_decision(config_of(tmp_path, gates=[str(file)]))
+    file.write_text("{}\n")
+    check_decision(config_of(tmp_path, gates=[str(file)]))
+
+
+def test_the_record_is_written_if_the_report_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError("no space")
+
+    run = make_run(tmp_path)
+    monkeypatch.setattr("assay.session.stage.write_report", fail)
+    report_if_possible(run)
+    assert (run / "decision_record.md").exists()
+    monkeypatch.setattr("assay.session.stage.write_record", fail)
+    report_if_possible(run)
+    assert "no decision record (no space)" in capsys.readouterr().err
 
 
 def test_a_name_too_long_for_a_file_is_no_traceback(tmp_path: Path) -> None:

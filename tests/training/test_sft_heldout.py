@@ -193,3 +193,11 @@ def test_a_run_resumes_without_its_fallback(
     fallback.rmdir()
     train(resume=run, quiet=True)
     assert "decision.fallback: found nothing there" in capsys.readouterr().err
+
+
+def test_held_out_traces_that_are_not_measured_are_not_trained_on(world: World) -> None:
+    tree = loss_tree(world, evaluation={"max_problems": 1})
+    assert rows_of(train(tree, quiet=True).run, "evaluations")[0]["eval/num_traces"] == 1
+    tree["sft"]["traces"] = traces(world, "some.jsonl", [("2 + 2 =", " 4"), ("7 and 9 =", " 5")])
+    with pytest.raises(DataError, match=r"some\.jsonl:2 prompt: found the question of the held"):
+        train(tree, quiet=True)
