@@ -5,7 +5,8 @@ report share this definition. The rules are the same in every mode:
 
 - Besides the configured tags, the tags of known models are recognized, in any case and with spaces
   (``<thinking>``, ``[THINK]``, ``◁think▷``, ``<scratchpad>``).
-- The channel ``final`` of gpt-oss is the answer, and its other channels are reasoning.
+- If the configured tags are headers of channels (gpt-oss), the channel ``final`` is the answer, and
+  the other channels are reasoning.
 - Think blocks nest. A scratchpad inside a think block ends with the think block.
 - Text before a close tag is reasoning, even if no tag opened the block.
 - The answer is the text after the last closed block, up to the next open tag.
@@ -22,13 +23,20 @@ _THINK_NAMES = r"think|thinking|thoughts?|seed:think"
 _OTHER_NAMES = r"scratchpad|reflection|reasoning"
 # Header of a message in a channel, as in gpt-oss: <|channel|>analysis<|message|>. The header of a
 # tool call also names the tool and a type, as in <|channel|>commentary json<|message|>.
+_CHANNEL_START = "<|channel|>"
+_MAX_FREE, _MAX_TYPE, _MAX_SPACES = 80, 40, 8
 _CHANNEL = (
-    r"<\|channel\|>(?P<channel>analysis|commentary|final)[^<]{0,80}"
-    r"(?:<\|constrain\|>[^<]{0,40})?<\|message\|>"
+    rf"<\|channel\|>(?P<channel>analysis|commentary|final)\b[^<]{{0,{_MAX_FREE}}}"
+    rf"(?:<\|constrain\|>[^<]{{0,{_MAX_TYPE}}})?<\|message\|>"
 )
 CHANNEL_HEADER = re.compile(_CHANNEL)
 # The policy itself ends a message and starts the next one, so both are part of the next header.
-_NEXT_MESSAGE = r"(?:<\|end\|>\s{0,8}<\|start\|>assistant[^<]{0,80})?"
+_NEXT_MESSAGE = rf"(?:<\|end\|>\s{{0,{_MAX_SPACES}}}<\|start\|>assistant[^<]{{0,{_MAX_FREE}}})?"
+# Maximum length of a tag in bytes. One character of a free text has at most four bytes.
+_LONGEST_PLAIN = 40
+_LONGEST_HEADER = len(
+    "<|end|><|start|>assistant<|channel|>commentary<|constrain|><|message|>"
+) + 4 * (_MAX_SPACES + 2 * _MAX_FREE + _MAX_TYPE)
 # Quick substring tests come first, because a text without any of these hints needs no regular
 # expression.
 _HINTS = ("<", "◁", "[THINK]", "[/THINK]", "&lt;")
@@ -41,15 +49,30 @@ def _think_tag(open_tag: str, close_tag: str) -> re.Pattern[str]:
     name = re.escape(open_tag.strip("<> \t"))
     # Adjacent unbounded gaps would backtrack quadratically on long runs of spaces.
     gap = r"\s{0,8}"
+    # Only a format with channels has headers: other models quote them in ordinary text.
+    header = (
+        rf"{_NEXT_MESSAGE}{_CHANNEL}" if has_channels(open_tag, close_tag) else "(?P<channel>(?!))"
+    )
     # [THINK] is a tag in capitals only: [think] occurs in ordinary text.
     return re.compile(
         rf"(?:<|&lt;){gap}(?P<close>/?){gap}(?:{_THINK_NAMES}|{name}|(?P<other>{_OTHER_NAMES}))"
         rf"{gap}/?{gap}(?:>|&gt;)"
         rf"|(?:◁{gap}|\[(?=/?(?-i:THINK)\]))(?P<slash>/?){gap}think{gap}[▷\]]"
-        rf"|<\|begin_of_thought\|>|{_NEXT_MESSAGE}{_CHANNEL}"
+        rf"|<\|begin_of_thought\|>|{header}"
         rf"|{re.escape(open_tag)}|(?P<end>{re.escape(close_tag)}|<\|end_of_thought\|>)",
         re.IGNORECASE,
     )
+
+
+def has_channels(open_tag: str, close_tag: str) -> bool:
+    """Return whether think tags are headers of channels, as in gpt-oss."""
+    return _CHANNEL_START in open_tag + close_tag
+
+
+def longest_tag(open_tag: str, close_tag: str) -> int:
+    """Return the maximum length in bytes of a recognized think tag."""
+    known = _LONGEST_HEADER if has_channels(open_tag, close_tag) else _LONGEST_PLAIN
+    return max(known, len(open_tag.encode())) + len(close_tag.encode())
 
 
 def _has_tags(text: str, open_tag: str, close_tag: str) -> bool:

@@ -68,9 +68,6 @@ GIVEN = "<|call|><|start|>functions.f to=assistant<|channel|>commentary<|message
 
 
 @pytest.mark.parametrize(
-    "think", [ThinkFormat("free"), ThinkFormat("free", ANALYSIS, NEXT + FINAL)]
-)
-@pytest.mark.parametrize(
     ("text", "reasoning", "answer"),
     [
         (f"{ANALYSIS}a{NEXT}{FINAL}4", "a", "4"),
@@ -80,15 +77,21 @@ GIVEN = "<|call|><|start|>functions.f to=assistant<|channel|>commentary<|message
         (f"{ANALYSIS}a{NEXT}<|channel|>commentary<|message|>4", "a4", ""),
         (f"<|channel|>commentary to=f <|constrain|>json<|message|>4{NEXT}{FINAL}5", "4", "5"),
         (f"{ANALYSIS}a{NEXT}{FINAL} ", "a", ""),
+        (f"{FINAL}4 is not <|channel|>finally<|message|>", "", "4 is not <|channel|>finally<|message|>"),
     ],
-)
-def test_the_final_channel_is_the_answer(
-    think: ThinkFormat, text: str, reasoning: str | None, answer: str
-) -> None:
+)  # fmt: skip
+def test_the_final_channel_is_the_answer(text: str, reasoning: str | None, answer: str) -> None:
     """Channels do not nest: another call of a tool does not hide the answer behind it."""
-    found = think.split(text)
+    found = ThinkFormat("free", ANALYSIS, NEXT + FINAL).split(text)
     assert found[1] == answer
     assert reasoning is None or found[0] == reasoning
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_models_without_channels_may_quote_headers(mode: ThinkMode) -> None:
+    text = f"4. (gpt-oss writes {FINAL} first)"
+    start = CLOSE if mode == "opened" else ""
+    assert ThinkFormat(mode).split(start + text) == ("", text)
 
 
 def answer_by_pieces(mode: ThinkMode, pieces: list[str]) -> str:

@@ -12,12 +12,12 @@ import numpy as np
 
 from assay.config import DataConfig, SamplingConfig
 from assay.data.problems import ProblemSet
-from assay.data.reply_form import ReplyForm
+from assay.data.reply_form import ReplyForm, channel_reply
 from assay.data.rows import appended
 from assay.data.template import TemplateFailed, render_chat
 from assay.data.traces import Trace
 from assay.errors import DataError, ModelError, message
-from assay.think import CHANNEL_HEADER, answer_header
+from assay.think import answer_header, has_channels
 from assay.types import Mask, Message, Problem, Prompt, ThinkFormat, ThinkMode, Tokens
 
 if TYPE_CHECKING:
@@ -107,13 +107,14 @@ class PromptRenderer:
 
     def _reply(self, prompt: Prompt, text: str, where: str) -> Tokens:
         text = self.form.reply(prompt.think, text)
-        if prompt.think.mode == "opened":
+        if has_channels(prompt.think.open_tag, prompt.think.close_tag):
+            text = channel_reply(prompt.think, text, self.form.lead)
+        elif prompt.think.mode == "opened":
             text = _without_open_tag(prompt, text)
         elif prompt.think.mode == "empty" and prompt.think.close_tag in text:
             text = prompt.think.split(text)[1].lstrip()
-        elif prompt.think.mode != "empty" and not CHANNEL_HEADER.match(text):
-            # The policy writes the header of a channel, so a supervised reply must include it.
-            text = self.form.lead + text
+        elif prompt.think.mode != "empty" and self.form.lead:
+            text = channel_reply(prompt.think, text, self.form.lead)
         tokens = self._encode_after(prompt, text)
         if not tokens:
             raise DataError(message(f"{where} completion", "no tokens", "text that has some"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.data.template import TemplateFailed, render_chat
-from assay.think import answer_header
+from assay.think import CHANNEL_HEADER, answer_header
 from assay.types import ThinkFormat
 
 # Chat templates read reasoning from these keys: Qwen3 from the first, gpt-oss from the last.
@@ -69,3 +69,29 @@ class ReplyForm:
             return text
         text = text.replace("<think>", think.open_tag, 1)
         return text.replace("</think>", think.close_tag, 1)
+
+
+def channel_reply(think: ThinkFormat, text: str, lead: str) -> str:
+    """Return a supervised reply in channels, as the text that follows the prompt.
+
+    lead: header of a reply without reasoning. The policy writes every header that the prompt does
+    not contain, so the reply includes these headers.
+    """
+    headers = [*CHANNEL_HEADER.finditer(text)]
+    # White space before the first header would hide the header from the template's format.
+    starts = bool(headers) and not text[: headers[0].start()].strip()
+    text = text.lstrip() if starts else text
+    if think.mode == "empty":
+        return think.split(text)[1].lstrip() if headers else text
+    if think.mode != "opened":
+        # The policy writes the header of a channel, so a supervised reply must include it.
+        return text if starts else lead + text
+    if not headers:
+        # Without the end of the reasoning, the answer would be trained as reasoning.
+        return think.close_tag + text
+    if not starts:
+        return text
+    if headers[0]["channel"] == "analysis":
+        # The prompt ends with this header.
+        return text[len(headers[0][0]) :]
+    return think.close_tag.removesuffix(answer_header(think.close_tag)) + text

@@ -14,12 +14,10 @@ from typing import Any
 from assay.config import SamplingConfig
 from assay.errors import ConfigError, message
 from assay.generate.base import InjectedTokens, SoFar
+from assay.think import longest_tag
 from assay.types import ThinkFormat
 
 _ENDS_OF_TAGS = {">", "]", ";", "\N{WHITE RIGHT-POINTING TRIANGLE}", "\N{REPLACEMENT CHARACTER}"}
-# Maximum length in bytes of a think tag that `assay.think` recognizes by default.
-# A think tag has at most as many tokens as bytes.
-LONGEST_TAG = 270
 
 
 @dataclass(eq=False)
@@ -43,7 +41,8 @@ class ThinkControl:
     @property
     def longest_tag(self) -> int:
         """Maximum number of tokens of a think tag in any recognized spelling."""
-        return LONGEST_TAG + len(self.think.close_tag.encode())
+        # A think tag has at most as many tokens as bytes.
+        return longest_tag(self.think.open_tag, self.think.close_tag)
 
     @classmethod
     def of(

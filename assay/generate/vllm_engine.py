@@ -150,11 +150,11 @@ class VllmEngine:
             ours = pool.submit(fingerprint, weights.tensors)
             arguments = (self._memory.path, places)
             (said,) = self._client.ask(self._engine.collective_rpc, "assay_load", args=arguments)
+            self._held, self.policy_version = said["fingerprint"], weights.version
             # vLLM's prefix cache is cleared, because its keys and values belong to the old weights.
             # vLLM keeps the cache, and returns False, while a request still uses a part of it.
             if not self._client.ask(self._engine.reset_prefix_cache):
                 raise WorkerDied("vLLM is stale: it keeps its prefix cache of the old weights")
-            self._held, self.policy_version = said["fingerprint"], weights.version
             if said["other"]:
                 raise WorkerDied(f"vLLM is stale: its {said['other']} differs from what was sent")
             if ours.result() != self._held:

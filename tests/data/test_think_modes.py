@@ -412,3 +412,39 @@ def test_prompts_of_every_mode_are_measured(tmp_path: Path) -> None:
     assert [problem.prompt for problem in kept] == fitting and fitting
     for problem in kept:
         ours.render(problem)
+
+
+# Channels as in gpt-oss.
+CHANNELS = (
+    "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}"
+    "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant"
+    "{% endif %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = f"<|end|><|start|>assistant{FINAL}"
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("4", f"{FINAL}4"),
+        (f"{FINAL}4", f"{FINAL}4"),
+        (f" \n{FINAL}4", f"{FINAL}4"),
+        (f"{ANALYSIS}2+2{NEXT}4", f"{ANALYSIS}2+2{NEXT}4"),
+        (f"\n{ANALYSIS}2+2{NEXT}4", f"{ANALYSIS}2+2{NEXT}4"),
+        ("<think>\n2+2\n</think>\n\n4", f"{ANALYSIS}2+2{NEXT}4"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["free", "opened", "empty"])
+def test_a_supervised_reply_has_each_header_once(text: str, whole: str, mode: ThinkMode) -> None:
+    renderer = PromptRenderer(byte_tokenizer(CHANNELS), DataConfig(think=mode))
+    prompt, (tokens,) = renderer.render_replies("2+2?", [text])
+    reply = bytes(tokens[:-1].astype("uint8")).decode()
+    end = {"free": "", "opened": ANALYSIS, "empty": FINAL}[mode]
+    assert prompt.text.endswith(f"<|start|>assistant{end}")
+    expected = {"free": whole, "opened": whole.removeprefix(ANALYSIS), "empty": "4"}[mode]
+    if mode == "opened" and not whole.startswith(ANALYSIS):
+        expected = f"{NEXT}4"
+    assert reply == expected
+    assert prompt.think.split(reply)[1] == "4"

@@ -122,6 +122,18 @@ def test_a_budget_ends_a_channel_and_its_answer_follows() -> None:
     assert early == f"{think.open_tag}xxWait4", "the whole header is replaced"
 
 
+def test_the_longest_header_of_a_channel_fits_into_the_decoded_tail() -> None:
+    """The policy may fill a header with characters of four bytes, each of them four tokens."""
+    wide = "\N{GRINNING FACE}" * 80
+    opening = f"<|end|>{chr(0x2003) * 8}<|start|>assistant{wide}<|channel|>analysis{wide}"
+    opening += f"<|constrain|>{wide[:40]}<|message|>"
+    close = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    channels = ThinkFormat("free", "<|channel|>analysis<|message|>", close)
+    assert channels.open_block(opening)[1] == (0, len(opening))
+    assert control_of(channels).longest_tag >= len(opening.encode())
+    assert control_of(FREE).longest_tag == 40 + len("</think>"), "a short tail without channels"
+
+
 def test_an_end_token_while_it_thinks_is_an_end_of_thinking() -> None:
     """The last word of the script stands for the end token."""
     control = control_of(min_think=20, max_think_more=1)

@@ -108,6 +108,8 @@ def test_keys_of_old_weights_are_not_kept(vllm: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(vllm.made[0], "reset_prefix_cache", lambda: False)
     with pytest.raises(WorkerDied, match="stale: it keeps its prefix cache"):
         engine.load_policy(Weights.of(model, 1))
+    assert engine.policy_version == 1, "vLLM has loaded the new weights"
+    assert engine.fingerprint() == fingerprint(Weights.of(model, 1).tensors)
 
 
 def test_other_bits_on_the_way_are_found(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

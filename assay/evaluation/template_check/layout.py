@@ -144,9 +144,10 @@ def _played(
     slots = Slots(1, 1, LIMIT)
     slots.take(0, group, 0, 0, controller)
     history = conversation.messages(thinks)
-    header = conversation.tokenizer.encode(
-        conversation.renderer.form.lead, add_special_tokens=False
-    )
+    lead = conversation.renderer.form.lead
+    # In the mode ``opened``, a reply without reasoning first ends the channel of reasoning.
+    start = prompt.think.close_tag if lead and prompt.think.mode == "opened" else lead
+    header = conversation.tokenizer.encode(start, add_special_tokens=False)
     for number, (text, place) in enumerate(conversation.replies(thinks)):
         before = history[:place]
         _, (reply,) = conversation.renderer.render_replies(before, [text], "conversation")
