@@ -13,7 +13,7 @@ from assay.curation.output import Output, Row
 from assay.data.rows import problem_row
 from assay.data.traces import Trace, load_traces
 from assay.errors import ConfigError, DataError, VerifierError, message
-from assay.types import Group, Problem, Verdict
+from assay.types import Group, Problem, ThinkFormat, Verdict
 from assay.verify.safety.policy import SafetyPolicy, read_policy
 
 REFLECT = (
@@ -142,16 +142,22 @@ def _headed(question: str, completion: str) -> str:
     return f"### Problem\n\n{question}\n\n### Solution\n\n{completion}"
 
 
+def whole_format(prompt: str, think: ThinkFormat) -> tuple[str, ThinkFormat]:
+    """Return the text to prepend to completions so that they contain their whole think block, and
+    the format of the result. prompt: the rendered prompt of the completions."""
+    # If the prompt opened the think block, the completion lacks the opening tag.
+    if think.mode != "opened":
+        return "", think
+    before = think.open_tag + prompt.rpartition(think.open_tag)[2]
+    return before, replace(think, mode="free")
+
+
 def completion_row(
     group: Group, index: int, verdict: Verdict | None, settings: AskingSettings, style: str
 ) -> Row:
     """Return the keys of a completion that are added to the row of its problem."""
     completion = group.completions[index]
-    text, think, before = completion.text, group.prompt.think, ""
-    # If the prompt opened the think block, the completion lacks the opening tag.
-    # A trace must contain the whole think block, so the opening tag is prepended.
-    if think.mode == "opened":
-        before = think.open_tag + group.prompt.text.rpartition(think.open_tag)[2]
+    before, format = whole_format(group.prompt.text, group.prompt.think)
     collected: dict[str, Any] = {
         "model": settings.model,
         "style": style,
@@ -164,8 +170,8 @@ def completion_row(
     row: Row = {
         "id": completion.id,
         "problem_id": group.problem.id,
-        "completion": before + text,
-        **(replace(think, mode="free") if think.mode == "opened" else think).row_keys,
+        "completion": before + completion.text,
+        **format.row_keys,
         "collected": collected,
     }
     # The prepended text becomes a part of the first assistant turn.

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from assay.config.section import Text
 from assay.curation.base import DataStage, StageSettings
+from assay.curation.collect import whole_format
 from assay.curation.output import Output, is_run
 from assay.errors import DataError, RunError, message
 from assay.host.files import write_atomic
@@ -62,13 +63,16 @@ class LabelsSettings(StageSettings):
     injected: bool = False
     """Keep completions with injected tokens, such as results of tools. A ``[preference]``
     stage would train on these tokens; a ``[reward_model]`` stage only reads them."""
+    truncated: bool = False
+    """Keep completions that ended at ``sampling.max_tokens``. A ``[preference]`` stage would train
+    on an end after their last token; a ``[reward_model]`` stage only reads them."""
     trust_run: bool = False
     """Allow imports of the Python objects that another user's run configuration names."""
 
 
 def labels(settings: LabelsSettings, out: Output) -> None:
     """Write one row per decided item, with its people and guides."""
-    out.add_filters("disagreement", "tie", "unsure", "gone", "injected tokens")
+    out.add_filters("disagreement", "tie", "unsure", "gone", "injected tokens", "truncated")
     every: list[LabelledItem] = []
     disputes: list[dict[str, Any]] = []
     for source in settings.inputs:
@@ -89,7 +93,8 @@ def labels(settings: LabelsSettings, out: Output) -> None:
         found = f"labels under {len(guides)} guides"
         remedy = "agreement and rows mix them; --set guide=HASH keeps one"
         warn(f"assay data labels: {found}; {remedy}")
-    if disputes and out.manifest.rows:
+    # An output without a row is an error, and then the adjudicator needs the list most.
+    if disputes:
         text = "".join(json.dumps(row) + "\n" for row in disputes)
         write_atomic(out.folder / ADJUDICATE, text.encode())
 
@@ -126,9 +131,14 @@ def _write_items(
     with closing(RolloutLog(run / "rollouts")) as log:
         there = [step for step in sorted(decided) if step in log.steps()]
         for step, groups in recorded_groups(config, log, there):
-            by_id = {group.id: group for group, _ in groups or ()}
+            if groups is None:
+                where, remedy = str(log.path(step)), "restore it from a copy, or move it away"
+                remedy += " to write the other rows"
+                raise RunError(message(where, "a damaged file", "a whole one", remedy))
+            # A group without its problem has no id, but its completions have theirs.
+            by_id = {one.id: group for group, _ in groups for one in group.completions}
             for item in decided.pop(step):
-                _write_item(item, by_id.get(item.group), settings, out)
+                _write_item(item, by_id.get(item.completions[0].id), settings, out)
     for item in (item for some in decided.values() for item in some):
         out.take("gone", {"step": item.step, "group": item.group}, "the run has no such step")
 
@@ -144,17 +154,21 @@ def _write_item(
         out.take("gone", about, "the problem is in none of the run's sources")
     elif not settings.injected and not all(one.sampled.all() for one in found):
         out.take("injected tokens", about, "the policy did not sample the whole text")
+    elif not settings.truncated and any(one.finish_reason == "length" for one in found):
+        out.take("truncated", about, "a completion ended at its maximum number of tokens")
     else:
         problem = group.problem
-        asked = {"think": problem.think, "effort": problem.effort}
+        before, format = whole_format(group.prompt.text, found[0].think)
+        effort = {} if problem.effort is None else {"effort": problem.effort}
         out.write(
             {
                 "id": f"{item.group}@{item.step}/{'-'.join(_numbers(found))}",
                 "problem_id": problem.id,
                 "prompt": problem.prompt,
                 "tags": [*problem.tags],
-                **{key: value for key, value in asked.items() if value is not None},
-                **_labelled(item, found),
+                **format.row_keys,
+                **effort,
+                **_labelled(item, [before + one.text for one in found], len(before)),
                 "people": sorted({label.by for label in item.deciding}),
                 "guides": sorted({label.guide for label in item.deciding}),
                 "adjudicated": item.adjudication is not None,
@@ -175,15 +189,20 @@ def _numbers(found: Iterable[Completion]) -> Iterator[str]:
     return (one.id.rpartition("/")[2] for one in found)
 
 
-def _labelled(item: LabelledItem, found: Sequence[Completion]) -> dict[str, Any]:
-    """Return the keys of a row that contain the label."""
-    texts, decision = [one.text for one in found], item.decision
+def _labelled(item: LabelledItem, texts: list[str], shift: int) -> dict[str, Any]:
+    """Return the keys of a row that contain the label. shift: length of the text that was prepended
+    to the completions."""
+    decision = item.decision
     if item.kind == "grade":
         return {"completion": texts[0], "label": decision == "passed"}
     if isinstance(decision, tuple):
         ends, marks = zip(*decision, strict=True)
         labels = [_VALUES[mark] for mark in marks]
-        return {"completion": texts[0], "labels": labels, "step_ends": list(ends)}
+        return {
+            "completion": texts[0],
+            "labels": labels,
+            "step_ends": [end + shift for end in ends],
+        }
     if decision == SECOND:
         texts.reverse()
     return dict(zip(("chosen", "rejected"), texts, strict=True))

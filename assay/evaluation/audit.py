@@ -351,11 +351,12 @@ def read_queue(folder: Path) -> list[dict[str, Any]]:
 def _apply_grades(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Give each row without a label the grade that people gave its completion in the viewer.
 
-    A grade in the viewer may be taken back, so labels from grades (``graded``) are set again at
-    each call.
+    A grade in the viewer may be taken back, so labels from grades are set again at each call. The
+    label and the people of a grade are therefore also in ``graded``.
     """
     for row in rows:
-        if row.pop("graded", False):
+        # A person may have corrected the label in the file.
+        if row.pop("graded", None) == [row["label"], row.get("by")]:
             row |= {"label": None, "by": None}
     items = labelled_items(LabelFile(folder).read(), "grade")
     grades = {(item.step, *item.completions): item for item in items}
@@ -365,8 +366,9 @@ def _apply_grades(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
         if item is None or row["label"] is not None or row["kind"] == _STEP_IS_WRONG:
             continue
         if item.decision is not None:
-            people = sorted({label.by for label in item.deciding})
-            row |= {"label": item.decision, "by": ", ".join(people), "graded": True}
+            people = ", ".join(sorted({label.by for label in item.deciding}))
+            graded = [item.decision, people]
+            row |= {"label": item.decision, "by": people, "graded": graded}
 
 
 def write_queue(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

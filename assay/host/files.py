@@ -210,7 +210,7 @@ class Journal:
                 # A buffer would lose its rows when the process is killed.
                 self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (kept open)
                 line = self._end_last_line() + line
-            self._file.write(line)
+            self._write(line)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows. An incomplete last line, from a killed writer, is skipped."""
@@ -250,6 +250,19 @@ class Journal:
             return b"\n"
         self._file.truncate(self._file.seek(0, os.SEEK_END) - len(last))
         return b""
+
+    def _write(self, line: bytes) -> None:
+        """Write a whole line at the end of the file, or nothing. Raises OSError."""
+        start, written = self._file.seek(0, os.SEEK_END), 0
+        try:
+            # On a disk that is nearly full, the system writes a part of the line without an error.
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except BaseException:
+            # Another process may have written a row after this part; its row must stay.
+            if self._file.seek(0, os.SEEK_END) == start + written:
+                self._file.truncate(start)
+            raise
 
     def _close(self) -> None:
         if self._file is not None:

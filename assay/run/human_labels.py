@@ -131,9 +131,10 @@ class LabelFile:
         failure. Raises RunError if the folder is not writable."""
         self._make_folders()
         kept = self.folder / _GUIDES / f"{label.guide}.txt"
-        if not kept.exists():
-            write_atomic(kept, guide.encode("utf-8", "surrogatepass"))
         with self._locked():
+            # The temporary file has the same name in all threads of a process.
+            if not kept.exists():
+                write_atomic(kept, guide.encode("utf-8", "surrogatepass"))
             self._write(asdict(label))
 
     def undo(self, id: str, by: str) -> HumanLabel | None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from viewing import TOKEN, form_of, get, make_labelled_run, post, urlencode
 
@@ -22,6 +24,7 @@ from assay.run.human_labels import LabelFile, digest
 from assay.testing import save_tiny_model
 from assay.training.api import train
 
+DONE = {"choice": "marked"}
 GUIDE = "Prefer the larger number."
 
 
@@ -82,7 +85,14 @@ def test_two_annotators_end_up_in_the_training_set_of_a_reward_model(
     manifest = export(labelled)
     assert manifest.rows == 37 and manifest.rows_read == 40
     took = {each.name: each.took for each in manifest.filters}
-    assert took == {"disagreement": 3, "tie": 0, "unsure": 0, "gone": 0, "injected tokens": 0}
+    assert took == {
+        "disagreement": 3,
+        "tie": 0,
+        "unsure": 0,
+        "gone": 0,
+        "injected tokens": 0,
+        "truncated": 0,
+    }
     rows = rows_in(labelled)
     for row in rows:
         chosen, rejected = (
@@ -198,6 +208,73 @@ def test_completions_that_are_gone_are_counted(run: Path) -> None:
     manifest = export(run)
     assert {each.name: each.took for each in manifest.filters}["gone"] == 3 + lost
     assert manifest.rows == 3 - lost
+
+
+def rewrite(run: Path, **columns: Callable[[dict[str, Any]], Any]) -> None:
+    """Replace columns of the first step's rollouts. columns: function from the row to its value."""
+    path = run / "rollouts/step-000001.parquet"
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    for name, made in columns.items():
+        field = table.schema.field(name)
+        values = pa.array([made(row) for row in rows], field.type)
+        table = table.set_column(table.schema.get_field_index(name), field, values)
+    pq.write_table(table, path, write_page_checksum=True)
+
+
+def test_a_problem_that_is_gone_is_named_as_the_reason(run: Path) -> None:
+    label(run, "anna", larger, 6)
+    problems = run.parent / "problems.jsonl"
+    problems.write_text(problems.read_text().splitlines(keepends=True)[0])
+    (gone,) = [each for each in export(run).filters if each.name == "gone"]
+    reasons = {example["reason"] for example in gone.examples}
+    assert reasons == {"the problem is in none of the run's sources"}
+
+
+def test_a_damaged_shard_is_an_error_and_not_a_rollback(run: Path) -> None:
+    label(run, "anna", larger, 6)
+    path = run / "rollouts/step-000001.parquet"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(RunError, match=r"step-000001.parquet: found a damaged file"):
+        export(run)
+
+
+def test_truncated_completions_are_told_and_left_out(run: Path) -> None:
+    rewrite(run, finish_reason=lambda row: "length" if row["completion_id"][-1] == "3" else "eos")
+    label(run, "anna", larger, 18)
+    manifest = export(run)
+    assert {each.name: each.took for each in manifest.filters}["truncated"] == 9
+    assert manifest.rows == 9
+    assert export(run, "all", truncated=True).rows == 18
+
+
+def test_reasoning_that_the_prompt_opened_is_whole_in_the_rows(run: Path) -> None:
+    rewrite(
+        run,
+        think=lambda row: {"mode": "opened", "open_tag": "<think>", "close_tag": "</think>"},
+        prompt=lambda row: f"{row['prompt']}<think>\n",
+        text=lambda row: f"I think.\n</think>\nSo it is {row['completion_id'][-1]}, at last.",
+    )
+    label(run, "anna", larger, 6)
+    export(run)
+    for row in rows_in(run):
+        assert row["think"] == "free"
+        for side in ("chosen", "rejected"):
+            assert row[side].startswith("<think>\nI think.\n</think>\nSo it is ")
+    answer_all(run, "anna", "steps", lambda _: {f"mark_{n}": "right" for n in range(9)} | DONE)
+    export(run, "steps", kind="process")
+    for row in rows_in(run, "steps/rows.jsonl"):
+        text, ends = row["completion"], row["step_ends"]
+        assert text[: ends[0] + 1] == "<think>\nI think." and ends[-1] == len(text) - 1
+
+
+def test_an_export_without_a_decided_item_still_lists_the_disagreements(run: Path) -> None:
+    label(run, "anna", larger, 3)
+    label(run, "ben", smaller, 3)
+    with pytest.raises(DataError, match="no row left of 3"):
+        export(run)
+    assert len(rows_in(run, "out/adjudicate.jsonl")) == 3
 
 
 def test_a_damaged_labels_file_is_one_line(run: Path) -> None:

@@ -301,6 +301,16 @@ def test_grades_from_the_viewer_label_the_queue(run: Path) -> None:
     assert [row["label"] for row in rows[1:]] == [None] * (len(rows) - 1)
     assert result.waiting == result.rows - 1
     assert len((run / "audit/labelled.jsonl").read_text().splitlines()) == 1
+    # A label that a person corrects in the file replaces the grade.
+    queue = run / "audit/queue.jsonl"
+    graded = queue.read_text()
+    corrected = [json.loads(line) for line in graded.splitlines()]
+    corrected[0] |= {"label": "failed", "by": "Ada"}
+    queue.write_text("".join(json.dumps(row) + "\n" for row in corrected))
+    for _ in range(2):
+        audit(run)
+        assert (read_queue(run)[0]["label"], read_queue(run)[0]["by"]) == ("failed", "Ada")
+    queue.write_text(graded)
     # A grade that was taken back labels nothing, and a label in the queue stays.
     file.undo(next(each.id for each in file.read() if each.by == "ben"), "ben")
     file.append(grade("ben", one, "failed"), "guide")

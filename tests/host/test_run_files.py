@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -97,6 +99,39 @@ def test_rows_from_many_threads_are_whole(tmp_path: Path) -> None:
         thread.join()
     journal.close()
     assert len(journal.rows()) == len(journal.path.read_text().splitlines()) == 200
+
+
+def test_a_row_is_whole_if_the_system_writes_a_part_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(io.FileIO):
+        def write(self, data: bytes) -> int:
+            return super().write(data[:3])
+
+    path = tmp_path / "rows.jsonl"
+    monkeypatch.setattr("builtins.open", lambda *_, **__: Slow(path, "a+"))
+    journal = Journal(path)
+    for n in range(3):
+        journal.append({"n": n, "text": "x" * 20})
+    journal.close()
+    assert [row["n"] for row in map(json.loads, path.read_bytes().splitlines())] == [0, 1, 2]
+
+
+def test_a_row_that_does_not_fit_is_an_error_and_leaves_no_part(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rows.jsonl")
+    journal.append({"n": 0})
+    before = journal.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.append({"n": 1, "text": "x" * 50})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.path.read_bytes() == before
+    journal.append({"n": 2})
+    journal.close()
+    assert [row["n"] for row in journal.rows()] == [0, 2]
 
 
 def test_a_failed_write_leaves_the_old_file(

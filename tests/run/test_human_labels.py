@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,22 @@ def test_two_writers_at_once_lose_no_label(tmp_path: Path) -> None:
     found = LabelFile(tmp_path).read()
     for by in names:
         assert [one.step for one in found if one.by == by] == [*range(100)]
+
+
+def test_threads_that_start_at_once_keep_the_guide_and_all_labels(tmp_path: Path) -> None:
+    for number in range(20):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        at_once = threading.Barrier(4)
+
+        def write(folder: Path = folder, at_once: threading.Barrier = at_once) -> None:
+            at_once.wait()
+            LabelFile(folder).append(label_of("anna"), GUIDE * 1000)
+
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(write) for _ in range(4)]:
+                done.result()
+        assert len(LabelFile(folder).read()) == 4
 
 
 @pytest.mark.parametrize(

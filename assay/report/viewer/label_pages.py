@@ -104,8 +104,8 @@ def form_html(
     titles = ("Left", "Right") if len(rows) == 2 else ("Completion",)
     turns = [_steps_html(row) if kind == "steps" else plain_turns(row) for row in rows]
     sides = "".join(
-        f'<section><h2>{title}</h2><div class="turns">{inner}</div></section>'
-        for title, inner in zip(titles, turns, strict=True)
+        f'<section><h2>{title}</h2><div class="turns">{inner}</div>{_end_html(row)}</section>'
+        for title, inner, row in zip(titles, turns, rows, strict=True)
     )
     buttons = "".join(
         f'<button type="submit" name="choice" value="{choice}" data-key="{key}" '
@@ -121,6 +121,12 @@ def form_html(
         f'<label class="comment">comment (/)<textarea name="comment" rows="2" '
         f'maxlength="{MOST_COMMENT}" data-key="/"></textarea></label></form>'
     )
+
+
+def _end_html(row: Row) -> str:
+    """Tell that a completion has no end of its own."""
+    is_cut = row["finish_reason"] == "length"
+    return '<p class="note">truncated: the maximum number of tokens</p>' if is_cut else ""
 
 
 def _steps_html(row: Row) -> str:

@@ -43,7 +43,7 @@ MOST_GUIDE = 2**20
 MOST_NAME = 100
 _LOOKED_AT = 200
 """Maximum number of items per page of which the texts are read."""
-_COLUMNS = ("group_id", "completion_id", "prompt", "text", "said", "think")
+_COLUMNS = ("group_id", "completion_id", "prompt", "text", "said", "think", "finish_reason")
 Only = tuple[int, str] | None
 """Step and id of the group that a person labels; None: all groups."""
 Saved = TypeVar("Saved")

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from run_fakes import FakeLearner, make_config, make_rollouts
 from test_view_server import Tags
@@ -372,6 +374,20 @@ def test_the_queue_of_the_audit_is_graded_first(serve, folder: Path) -> None:
         assert "answer:" not in page_of(app, folder, kind="grade").text
     path.write_text("broken\n" + path.read_text())
     assert page_of(app, folder, kind="grade").status == 409
+
+
+def test_a_truncated_completion_is_told(folder: Path, serve) -> None:
+    app = serve(overlap=1.0)
+    assert "truncated:" not in page_of(app, folder).text
+    for path in (folder / "rollouts").glob("*.parquet"):
+        table = pq.read_table(path)
+        at, field = (
+            table.schema.get_field_index("finish_reason"),
+            table.schema.field("finish_reason"),
+        )
+        cut = pa.array(["length"] * len(table), field.type)
+        pq.write_table(table.set_column(at, field, cut), path, write_page_checksum=True)
+    assert page_of(app, folder).text.count("truncated:") == 2
 
 
 def test_each_step_needs_a_mark(serve, folder: Path) -> None:

@@ -144,4 +144,4 @@ def make_labelled_run(parent: Path, num_steps: int = 2, num_groups: int = 3) -> 
 
 def _told(one: Completion) -> Completion:
     text = f"I think.\nSo it is {one.id.rpartition('/')[2]}, by {one.id}."
-    return replace(one, text=text, sampled=np.ones(len(one.tokens), np.bool_))
+    return replace(one, text=text, sampled=np.ones(len(one.tokens), np.bool_), finish_reason="eos")
