@@ -301,7 +301,7 @@ def read_problems(
     compare = partial(check_overlap, **near_settings(data))
     report = compare(train, heldout)
     notes = [*report.describe().splitlines(), *tried, *seconds.finish()]
-    notes += leaked_lines(config, heldout, systems)
+    notes += leaked_lines(config, [*heldout, *canaries], systems)
     if canaries:
         report = compare(report.train, canaries, what="canary")
         notes += report.near_words()

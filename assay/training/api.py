@@ -292,7 +292,9 @@ def dry_run(config: GivenConfig, *, overrides: Sequence[str] = (), quiet: bool =
             settings, session.loaded.model, length, *needs, asked=look.asked, lean=look.lean
         )
         first = _sample(session, [look.problem], 1, settings.sampling.temperature)
-        num_heldout = len(rows.heldout) if isinstance(rows, Problems) else 0
+        # Stages that train on traces or texts name their held-out problems `problems`.
+        sampled = rows.heldout if isinstance(rows, Problems) else getattr(rows, "problems", ())
+        num_heldout = len(sampled)
         expected = _expected(session, look, length, num_heldout, len(canaries))
         notes = [*look.notes, *canary_notes(settings, canaries), rate, *fixed_words(session)]
         return DryRun(first, notes, memory, expected)

@@ -60,7 +60,7 @@ def read_traces(config: TrainConfig, verifiers: VerifierService) -> Traces:
         report = check_overlap(train, rows, **settings, what=what, problem_of=_asked)
         train = report.train
         notes += report.near_words()
-    notes += leaked_lines(config, [*problems, *kept["held-out trace"]], systems)
+    notes += leaked_lines(config, [one for rows in kept.values() for one in rows], systems)
     # Held-out traces beyond the limit are not trained on either, so all of them are compared.
     measured = heldout[: config.evaluation.max_problems]
     return Traces(train, measured, problems, canaries, tuple(notes))

@@ -156,6 +156,13 @@ def test_a_dry_run_counts_canaries_and_their_time(world: World) -> None:
     assert any(said in note for note in dry_run(sft, quiet=True).notes)
 
 
+def test_a_dry_run_of_sft_counts_the_time_of_held_out_problems(world: World) -> None:
+    expected = [dry_run(world.sft_tree(data={"heldout": rows}), quiet=True).expected
+                for rows in ([], [str(world.folder / "heldout.jsonl")])]  # fmt: skip
+    without, with_problems = (one.evaluations for one in expected if one is not None)
+    assert with_problems > without == 0.0
+
+
 def fall_from(step: int) -> Any:
     """Return a replacement of `evaluate` whose canaries all fail from the given step on."""
     from assay.session import stage

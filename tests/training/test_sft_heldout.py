@@ -170,6 +170,18 @@ def test_a_held_out_row_in_the_prompt_template_is_reported(world: World) -> None
     assert line not in "\n".join(dry_run(world.sft_tree(), quiet=True).notes)
 
 
+def test_a_canary_in_the_prompt_template_is_reported(world: World) -> None:
+    row = {"prompt": "12 + 34 =", "answer": "46", "tags": ["sums"]}
+    data = {
+        "canaries": [str(world.write_rows("canaries.jsonl", [row]))],
+        "prompt_template": "12 + 34 =\n46\n\n{question}\n",
+    }
+    for start in (world.sft_tree(data=data), world.tree(data=data)):
+        notes = "\n".join(dry_run(start, quiet=True).notes)
+        assert "held-out rows are part of few-shot examples" in notes
+        assert "canaries.jsonl:1" in notes
+
+
 def test_bits_per_byte_and_errors_count_only_the_texts_of_the_assistant(world: World) -> None:
     text = "5\n[a long result of a tool]\n6"
     row = {"prompt": "2 + 3 =", "completion": text, "said": [[0, 1], [len(text) - 1, len(text)]]}
