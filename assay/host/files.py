@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from assay.errors import DiskFull, RunError, message
+from assay.errors import AssayError, DiskFull, RunError, message
 from assay.host.records import as_object, numbered, read_record
 from assay.host.removal import is_alive, put_in_place, remove_file, temporary_beside
 
@@ -22,6 +23,7 @@ from assay.host.removal import is_alive, put_in_place, remove_file, temporary_be
 LOCK_PATIENCE = 3.0
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_RUST_ERROR = re.compile(r"\(os error (\d{1,4})\)")
 _FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "Disk quota exceeded")
 
 
@@ -34,6 +36,23 @@ def is_disk_full(error: BaseException) -> bool:
         return True
     cause = error.__cause__ or error.__context__
     return cause is not None and is_disk_full(cause)
+
+
+def system_error(error: BaseException, path: Path | str | None = None) -> OSError | None:
+    """Return an error of the system as an OSError about a path, or None for any other error.
+
+    Libraries in Rust (safetensors, tokenizers) report the system's error in their text only, as in
+    "Permission denied (os error 13)".
+    """
+    if isinstance(error, AssayError):
+        return None
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := _RUST_ERROR.search(str(error))):
+        number = int(found[1])
+    if number is None:
+        return None
+    file = error.filename if isinstance(error, OSError) else None
+    return OSError(number, os.strerror(number), str(file or path) if file or path else None)
 
 
 def has_room(folder: Path) -> bool:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from assay.errors import RunError, WorkerDied, cause
+from assay.host.files import system_error
 
 if TYPE_CHECKING:
     # The import is optional, because some builds of torch have no distributed part, and a single
@@ -302,8 +303,8 @@ class Ranks:
 def _facts(error: Exception) -> tuple[int | None, str, str | None]:
     """Return (errno, text, file) of an error; errno and file are None for other errors than those
     of the system."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error.errno, error.strerror or cause(error), error.filename and str(error.filename)
+    if (found := system_error(error)) is not None and found.errno is not None:
+        return found.errno, found.strerror or cause(error), found.filename
     return None, cause(error)[:300], None
 
 

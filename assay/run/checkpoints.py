@@ -19,7 +19,15 @@ from typing import Any, Protocol, cast
 
 from assay.config import CheckpointConfig
 from assay.errors import AssayError, DiskFull, RunError, cause, message
-from assay.host.files import has_room, is_disk_full, read_facts, read_json, sync_file, write_json
+from assay.host.files import (
+    has_room,
+    is_disk_full,
+    read_facts,
+    read_json,
+    sync_file,
+    system_error,
+    write_json,
+)
 from assay.host.removal import is_temporary, move, move_aside, remove_temporary
 
 MANIFEST = "manifest.json"
@@ -68,8 +76,8 @@ class Checkpoints:
         retention limits.
 
         best: step with the best held-out result so far, whose checkpoint is kept. Raises DiskFull,
-        with the path of the last usable checkpoint, if the disk is full. A save that fails leaves
-        all earlier checkpoints unchanged.
+        with the path of the last usable checkpoint, if the disk is full, and OSError if the system
+        refuses a write. A save that fails leaves all earlier checkpoints unchanged.
         """
         self.folder.mkdir(exist_ok=True)
         self.clean()
@@ -90,6 +98,8 @@ class Checkpoints:
             if is_disk_full(error) or not has_room(self.folder):
                 what = f"{self.path(step)}: the disk is full, so this checkpoint was not saved"
                 raise DiskFull(self.full_words(what)) from error
+            if (refused := system_error(error, self.path(step))) is not None:
+                raise refused from error
             raise
         finally:
             remove_temporary(temporary)

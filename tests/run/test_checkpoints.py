@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from run_fakes import FakeLearner
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from assay.config import CheckpointConfig
 from assay.errors import DiskFull, RunError
@@ -158,6 +161,37 @@ def test_another_failure_is_not_called_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         checkpoints.save(2, {"learner": Failing(ZeroDivisionError())})
     assert not list(checkpoints.folder.iterdir())
+
+
+class Refused(FakeLearner):
+    """A part whose folder the kernel refuses, as safetensors reports it."""
+
+    def save_state(self, folder: Path) -> None:
+        super().save_state(folder)
+        (folder / "a file").write_bytes(b"")
+        save_file({"x": torch.zeros(1)}, folder / "a file" / "x.safetensors")
+
+
+def test_a_refused_write_is_an_error_of_the_system_whatever_a_library_calls_it(
+    tmp_path: Path,
+) -> None:
+    checkpoints = make(tmp_path)
+    with pytest.raises(NotADirectoryError) as caught:
+        checkpoints.save(4, {"learner": Refused()})
+    assert caught.value.filename == str(checkpoints.path(4))
+    assert caught.value.strerror == os.strerror(errno.ENOTDIR)
+    assert checkpoints.steps() == []
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_an_error_of_the_system_without_a_file_names_the_checkpoint(
+    tmp_path: Path, number: int
+) -> None:
+    text = f"I/O error: {os.strerror(number)} (os error {number})"
+    for error in (OSError(number, os.strerror(number)), SafetensorError(text)):
+        with pytest.raises(OSError, match="step-000004") as caught:
+            make(tmp_path).save(4, {"learner": Failing(error)})
+        assert caught.value.errno == number
 
 
 def test_a_real_limit_is_a_full_disk_whatever_a_library_calls_it(tmp_path: Path) -> None:

@@ -75,6 +75,10 @@ def fork(arguments: list[str], folder: Path, rank: int) -> int:
         os._exit(code)
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def refuse(*_: Any) -> Any:
     raise MemoryError("no room here")
 
@@ -133,9 +137,12 @@ def test_a_failed_rank_is_named_by_rank_0(world: World, monkeypatch: pytest.Monk
     assert "--resume" in said and len(said.splitlines()) == 1 and other == (0, "")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [(errno.ENOTDIR, 2), (errno.ENOSPC, 1), slow(errno.EACCES, 2), slow(errno.EIO, 1)],
+)  # fmt: skip
 def test_a_checkpoint_that_cannot_be_written_is_one_line_with_the_exit_code_of_one_process(
-    world: World, number: int, monkeypatch: pytest.MonkeyPatch
+    world: World, number: int, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_checkpoints_after(2, number, monkeypatch)
     found: list[tuple[int, str]] = []
@@ -144,7 +151,8 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_with_the_exit_code_of_o
         tree = tree_of(world, f"failed-{size}", scale=scale)
         arguments = ["train", str(world.config_file(tree)), "--json"]
         (code, said), *others = run_ranks(world, arguments, size)
-        assert len(said.splitlines()) == 1 and others == [(0, "")] * (size - 1), said
+        assert code == exit_code and others == [(0, "")] * (size - 1), said
+        assert len(said.splitlines()) == 1, said
         found.append((code, re.sub(rf"failed-{size}|-\d+/", "", said)))
         left = world.folder / "runs" / f"failed-{size}" / "checkpoints"
         assert [one.name for one in left.iterdir()] == ["step-000002"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankProcesses
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from test_distill import ON_POLICY, distill_tree
 from test_learner_ranks import check_same_training, weights_of
@@ -146,13 +147,20 @@ def test_ranks_train_as_one_process_and_resume_to_equal_bits(
 
 
 def fail_checkpoints_after(step: int, number: int, patch: pytest.MonkeyPatch) -> None:
-    """Let rank 0, which writes the files, fail for all later steps."""
+    """Let the writes of rank 0 fail for all later steps, as safetensors reports it.
+
+    The kernel itself refuses the write with ENOTDIR; other numbers are only in the text.
+    """
 
     def save(tensors: Any, file: Path, **settings: Any) -> None:
         # The critic's state is in a subfolder of the checkpoint.
         folder = str(file).partition(".saving-")[2]
         if int(folder.partition("-")[0]) > step:
-            raise OSError(number, os.strerror(number), str(file))
+            if number == errno.ENOTDIR:
+                file = file.with_name("a file") / file.name
+                file.parent.write_bytes(b"")
+                save_file(tensors, file)
+            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
         save_file(tensors, file, **settings)
 
     patch.setattr("assay.learn.optimizer.save_file", save)
