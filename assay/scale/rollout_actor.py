@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.config import EngineConfig, ModelConfig
 from assay.config.tools import ToolsConfig
+from assay.errors import ModelError, message
 from assay.generate.engine import Engine
 from assay.generate.turns.toolbox import open_tools
 from assay.generate.vllm_engine import ModelFacts, VllmEngine
 from assay.model.load import load_model
-from assay.model.weights import Weights, memory_of
+from assay.model.weights import Weights, fingerprint, memory_of
 from assay.scale.background import BackgroundSampling, ShareAsked, Taken
 from assay.types import Floats, Problem, Prompt
 
@@ -58,11 +60,14 @@ class Sent:
     """Serialized weights of the policy: byte arrays in the shared memory of the object store.
 
     frozen: names of tensors that are not sent, because the receiver has loaded the same model.
+    base: fingerprint of the frozen tensors, which the receiver compares with its own; "" without
+    frozen tensors.
     """
 
     version: int
     tensors: Mapping[str, tuple[str, tuple[int, ...], np.ndarray]]
     frozen: frozenset[str] = frozenset()
+    base: str = ""
 
     @classmethod
     def of(cls, weights: Weights) -> Sent:
@@ -113,6 +118,7 @@ class RolloutActor:
         self._engine: Engine | VllmEngine | None = None
         self._prompts: dict[str, Prompt] = {}
         self._sampling: BackgroundSampling | None = None
+        self._has_checked_base = False
 
     def open(self, opening: Opening) -> str:
         """Load the model. Returns the host name and the process id of the actor."""
@@ -148,16 +154,30 @@ class RolloutActor:
     def load(self, sent: Sent) -> Loaded:
         """Load new weights. Returns a report, which the sender compares with its own weights.
 
-        Completions in progress are interrupted, and continue with the new weights.
+        Raises ModelError if the frozen tensors differ from the sender's. Completions in progress
+        are interrupted, and continue with the new weights.
         """
         engine, weights = self._ready(), sent.weights()
         if weights.frozen and isinstance(engine, Engine):
             own = engine.tensors()
-            kept = {name: own[name] for name in weights.frozen}
+            kept = {name: own[name] for name in weights.frozen & own.keys()}
+            self._check_base(sent, kept)
             weights = replace(weights, tensors={**weights.tensors, **kept})
         with self._background().paused():
             engine.load_policy(weights)
             return Loaded(engine.policy_version, engine.fingerprint(), engine.probe())
+
+    def _check_base(self, sent: Sent, own: Mapping[str, Tensor]) -> None:
+        """Compare the frozen tensors with the learner's, once. Raises ModelError."""
+        if self._has_checked_base:
+            return
+        # Another base stays another base, so a new actor on this host could not load it either.
+        if fingerprint(own) != sent.base:
+            found = "a base model whose tensors differ from the learner's"
+            remedy = "set model.revision to a commit, or copy the learner's folder to this host"
+            where = f"rollout actor on host {socket.gethostname()}"
+            raise ModelError(message(where, found, "the learner's base model", remedy))
+        self._has_checked_base = True
 
     def begin(self, asked: ShareAsked) -> None:
         """Start to sample a share of problems in the background. `take` returns the results."""

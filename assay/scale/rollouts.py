@@ -117,6 +117,8 @@ class ActorGenerator:
         self.on_event: Callable[..., None] = lambda kind, **facts: None
         self._opening, self._settings, self._as_sent = opening, settings, as_sent
         self._held: Prepared | None = None
+        # Fingerprint of the frozen tensors, which training does not change; "" without any.
+        self._base: str | None = None
         self._cutoff: OversamplingCutoff | None = None
         self._closed = False
         # Number of actors that were lost since the last finished group.
@@ -190,7 +192,11 @@ class ActorGenerator:
         # The probe precedes the loading by actors, which may use the same processor cores.
         probe = self.engine.plain_probe()
         hashed = fingerprint(weights.tensors)
-        return Prepared(weights.version, self._ray.put(Sent.of(weights)), probe, hashed)
+        if self._base is None:
+            frozen = {name: weights.tensors[name] for name in weights.frozen}
+            self._base = fingerprint(frozen) if frozen else ""
+        sent = replace(Sent.of(weights), base=self._base)
+        return Prepared(weights.version, self._ray.put(sent), probe, hashed)
 
     def adopt(self, prepared: Prepared) -> None:
         """Let all actors load the prepared weights, and verify their fingerprints and probes."""
