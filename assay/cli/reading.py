@@ -120,7 +120,7 @@ def view(
 
     labelling = None
     if guide is not None:
-        labelling = Labelling(guide, by or getpass.getuser(), overlap, seed, adjudicate)
+        labelling = Labelling(guide, _user() if by is None else by, overlap, seed, adjudicate)
     elif by is not None or adjudicate:
         option = "--by" if by is not None else "--adjudicate"
         raise UserError(f"assay run view: found {option} without --guide; accepted: --guide FILE")
@@ -153,6 +153,16 @@ def compare(
     from assay.report.loaded import load_run_at
 
     show_paged(compare_runs([*map(load_run_at, runs)], flips), as_json)
+
+
+def _user() -> str:
+    """Return the name of the user of this process. Raises UserError."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        # A container may run under a number without a name.
+        found = "a user without a name"
+        raise UserError(message("assay run view --by", found, "--by NAME")) from error
 
 
 def show_paged(result: Any, as_json: bool) -> None:

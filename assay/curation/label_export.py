@@ -75,6 +75,10 @@ def labels(settings: LabelsSettings, out: Output) -> None:
     out.add_filters("disagreement", "tie", "unsure", "gone", "injected tokens", "truncated")
     every: list[LabelledItem] = []
     disputes: list[dict[str, Any]] = []
+    places = [Path(source).resolve() for source in settings.inputs]
+    if twice := [one for n, one in enumerate(settings.inputs) if places[n] in places[:n]]:
+        where = "assay data labels inputs"
+        raise DataError(message(where, f"{twice[0]} twice", "each run once"))
     for source in settings.inputs:
         if not is_run(source):
             accepted = "run directories with labels"
@@ -138,14 +142,15 @@ def _write_items(
             # A group without its problem has no id, but its completions have theirs.
             by_id = {one.id: group for group, _ in groups for one in group.completions}
             for item in decided.pop(step):
-                _write_item(item, by_id.get(item.completions[0].id), settings, out)
+                _write_item(run, item, by_id.get(item.completions[0].id), settings, out)
     for item in (item for some in decided.values() for item in some):
         out.take("gone", {"step": item.step, "group": item.group}, "the run has no such step")
 
 
 def _write_item(
-    item: LabelledItem, group: Group | None, settings: LabelsSettings, out: Output
+    run: Path, item: LabelledItem, group: Group | None, settings: LabelsSettings, out: Output
 ) -> None:
+    """Write the row of a decided item, or count the item under a filter."""
     about = {"step": item.step, "group": item.group}
     found = _completions(item, () if group is None else group.completions)
     if group is None or found is None:
@@ -163,6 +168,7 @@ def _write_item(
         out.write(
             {
                 "id": f"{item.group}@{item.step}/{'-'.join(_numbers(found))}",
+                "run": run.name,
                 "problem_id": problem.id,
                 "prompt": problem.prompt,
                 "tags": [*problem.tags],

@@ -139,11 +139,20 @@ class LabelFile:
 
     def undo(self, id: str, by: str) -> HumanLabel | None:
         """Take back a label of the person ``by``, and return the label. Returns None if the label
-        does not exist, is another person's or was taken back before."""
+        does not exist, is another person's or was taken back before.
+
+        Earlier labels of the same item by this person, such as a form that was sent twice, are
+        taken back too.
+        """
         with self._locked():
-            label = next((one for one in self.read() if one.id == id and one.by == by), None)
-            if label is not None:
-                self._write(asdict(_Undo(new_id(), by, now(), id)))
+            mine = [one for one in self.read() if one.by == by]
+            label = next((one for one in mine if one.id == id), None)
+            for one in mine:
+                if label is not None and (one.item, one.adjudicates) == (
+                    label.item,
+                    label.adjudicates,
+                ):
+                    self._write(asdict(_Undo(new_id(), by, now(), one.id)))
         return label
 
     def _write(self, row: dict[str, object]) -> None:

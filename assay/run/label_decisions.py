@@ -57,22 +57,27 @@ class LabelledItem:
 def labelled_items(
     labels: Iterable[HumanLabel], kind: LabelKind, guide: str = ""
 ) -> list[LabelledItem]:
-    """Collect the labels of each item, without skipped items.
+    """Collect the labels of each item. The last label of a person counts; a skip is no label.
 
     guide: beginning of a guide's hash; only labels under this guide count.
     """
     found: dict[Any, LabelledItem] = {}
     for label in labels:
-        if label.kind != kind or label.choice == SKIP or not label.guide.startswith(guide):
+        if label.kind != kind or not label.guide.startswith(guide):
             continue
         item = found.setdefault(
             label.item, LabelledItem(kind, label.step, label.group, label.item[2])
         )
-        if label.adjudicates:
+        if label.choice == SKIP:
+            if not label.adjudicates:
+                item.labels.pop(label.by, None)
+            elif item.adjudication is not None and item.adjudication.by == label.by:
+                item.adjudication = None
+        elif label.adjudicates:
             item.adjudication = label
         else:
             item.labels[label.by] = label
-    return list(found.values())
+    return [item for item in found.values() if item.labels or item.adjudication is not None]
 
 
 def _vote_of(label: HumanLabel) -> Vote:

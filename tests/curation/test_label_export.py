@@ -277,6 +277,14 @@ def test_an_export_without_a_decided_item_still_lists_the_disagreements(run: Pat
     assert len(rows_in(run, "out/adjudicate.jsonl")) == 3
 
 
+def test_rows_name_their_run_and_a_run_counts_once(run: Path) -> None:
+    label(run, "anna", larger, 2)
+    export(run)
+    assert {row["run"] for row in rows_in(run)} == {run.name}
+    with pytest.raises(DataError, match="twice; accepted: each run once"):
+        run_stage("labels", {"inputs": [str(run), f"{run}/"]}, run.parent / "double")
+
+
 def test_a_damaged_labels_file_is_one_line(run: Path) -> None:
     label(run, "anna", larger, 2)
     path = LabelFile(run).path

@@ -177,6 +177,10 @@ def test_a_disagreement_waits_for_an_adjudicator() -> None:
     assert agreement_of([item])["observed agreement"] == 0.0
 
 
+def test_a_later_skip_takes_the_place_of_a_label() -> None:
+    assert labelled_items([label_of("anna", "left"), label_of("anna", "skip")], "compare") == []
+
+
 def test_the_last_label_of_a_person_counts() -> None:
     labels = [label_of("anna", "left"), label_of("anna", "skip"), label_of("anna", "right")]
     (item,) = labelled_items(labels, "compare")

@@ -6,9 +6,8 @@ to the next item.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,12 +40,24 @@ MOST_BYTES = 2**18
 """Maximum size of a form, in bytes."""
 MOST_GUIDE = 2**20
 MOST_NAME = 100
-_LOOKED_AT = 200
-"""Maximum number of items per page of which the texts are read."""
+MOST_STEPS = 1900
+"""Maximum number of steps of a completion to mark."""
+_MOST_READ = 200
+"""Maximum number of steps per page of which the texts are read for the first time."""
 _COLUMNS = ("group_id", "completion_id", "prompt", "text", "said", "think", "finish_reason")
 Only = tuple[int, str] | None
 """Step and id of the group that a person labels; None: all groups."""
 Saved = TypeVar("Saved")
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Hashes of a step's texts by completion id. version: identity of the read file. stripped: of
+    the texts without surrounding whitespace; empty texts are absent."""
+
+    version: tuple[int, ...]
+    digests: dict[str, str]
+    stripped: dict[str, int]
 
 
 @dataclass
@@ -64,6 +75,7 @@ class Labelling:
     adjudicate: bool = False
     _guides: dict[str, str] = field(default_factory=dict[str, str])
     _queues: dict[str, LabelQueue] = field(default_factory=dict[str, LabelQueue])
+    _texts: dict[tuple[str, int], _Texts] = field(default_factory=dict[tuple[str, int], _Texts])
 
     def check(self) -> None:
         """Raise UserError if the guide cannot be read or the name of the person is no line."""
@@ -84,20 +96,24 @@ class Labelling:
         labels = LabelFile(run.folder).read()
         only = _only(asked)
         queued = _audit_queue(run.folder) if kind == "grade" else {}
-        found = next(self._shown(run, kind, labels, only, queued), None)
+        found, is_whole = self._next_item(run, kind, self._current(run, labels), only, queued)
         last = last_of(labels, self.by)
         fields: dict[str, Any] = {"run": run.key, "kind": kind}
         # The form names the group by its completions, so the field only keeps the person there.
         fields |= {} if only is None else {"only": "1"}
         where = {} if only is None else {"step": only[0], "group": only[1]}
         ways = " · ".join(links.label_ways(run.key, **where))
+        title = "Nothing is left to label" if is_whole else "Label"
         parts = [
-            f"<h1>{TITLES[kind] if found else 'Nothing is left to label'}</h1>",
+            f"<h1>{TITLES[kind] if found else title}</h1>",
             f'<p class="note">{ways} · {safe(self.by)}: {self._progress(labels, kind)}</p>',
         ]
         if last is not None:
             parts.append(label_pages.last_html(links, run, last, {**fields, "label": last.id}))
-        if found is None:
+        if found is None and not is_whole:
+            on = links.a("look further", "label", "n", run=run.key, kind=kind, **where)
+            parts.append(f'<p class="empty">No item yet among the completions read; {on}.</p>')
+        elif found is None:
             in_group = only is not None
             parts.append(label_pages.done_html(links, run, kind, in_group, self.adjudicate))
         else:
@@ -170,15 +186,16 @@ class Labelling:
         self._guides[digest(text)] = text
         return digest(text), text
 
-    def _shown(
+    def _next_item(
         self,
         run: OpenedRun,
         kind: LabelKind,
         labels: Sequence[HumanLabel],
         only: Only,
         first: Mapping[Key, str],
-    ) -> Iterator[tuple[Item, list[Row]]]:
-        """Yield the next items with their rows, without equal or empty texts."""
+    ) -> tuple[tuple[Item, list[Row]] | None, bool]:
+        """Return the next item with its rows, without equal or empty texts; and whether the queue
+        was read to its end. labels: the labels of the current texts."""
         made = LabelQueue(self.by, self.overlap, self.seed)
         queue = self._queues.setdefault(run.key, made)
         table = run.index.table
@@ -186,18 +203,59 @@ class Labelling:
             items = queue.disputes(table, kind, labels)
         else:
             items = queue.items(table, kind, labels, only, first)
-        for item in islice(items, _LOOKED_AT):
+        most = len(self._texts) + _MOST_READ
+        for item in items:
+            known = self._texts_of(run, item.step)
+            texts = {known.stripped.get(one.id, 0) for one in item.members}
+            if len(texts) < len(item.members) or 0 in texts:
+                if len(self._texts) >= most:
+                    return None, False
+                continue
             rows = _rows(run, item.step, [one.row for one in item.members]) or []
             # A rollback after the last refresh of the index may have replaced the step.
             if [row["completion_id"] for row in rows] != [one.id for one in item.members]:
                 continue
-            texts = {(row["text"] or "").strip() for row in rows}
-            if len(texts) == len(rows) and "" not in texts:
-                yield item, rows
+            # The server would refuse a form with more fields.
+            if kind != "steps" or len(steps_of(rows[0])) <= MOST_STEPS:
+                return (item, rows), True
+        return None, True
+
+    def _current(self, run: OpenedRun, labels: Sequence[HumanLabel]) -> list[HumanLabel]:
+        """Return the labels of texts that the log still has. A rollback may have replaced a
+        completion by another with the same id."""
+        return [
+            one
+            for one in labels
+            if all(
+                self._texts_of(run, one.step).digests.get(shown.id) == shown.text
+                for shown in one.shown
+            )
+        ]
+
+    def _texts_of(self, run: OpenedRun, step: int) -> _Texts:
+        """Return the hashes of a step's texts, which are read once per version of the file."""
+        path = RolloutLog(run.folder / "rollouts").path(step)
+        try:
+            facts = path.stat()
+        except OSError:
+            return _Texts((), {}, {})
+        version = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        known = self._texts.get((run.key, step))
+        if known is None or known.version != version:
+            rows = read_columns(path, ("completion_id", "text")) or []
+            pairs = [(str(row["completion_id"]), row["text"] or "") for row in rows]
+            digests = {id: digest(text) for id, text in pairs}
+            # Zero stands for an empty text.
+            stripped = {
+                id: int(digest(text.strip())[:15], 16) for id, text in pairs if text.strip()
+            }
+            known = self._texts[run.key, step] = _Texts(version, digests, stripped)
+        return known
 
     def _progress(self, labels: Sequence[HumanLabel], kind: LabelKind) -> str:
-        mine = [one for one in labels if one.by == self.by and one.kind == kind]
-        skipped = sum(one.choice == SKIP for one in mine)
+        # The last label of an item counts.
+        mine = {one.item: one for one in labels if one.by == self.by and one.kind == kind}
+        skipped = sum(one.choice == SKIP for one in mine.values())
         what = "adjudicator, " if self.adjudicate else ""
         return f"{what}{len(mine) - skipped:,} labels, {skipped:,} skipped"
 

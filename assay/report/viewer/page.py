@@ -59,7 +59,8 @@ _FRAME = """<!doctype html>
 <div id="help" hidden><p><kbd>j</kbd> <kbd>k</kbd> next, previous link of the list ·
 <kbd>Enter</kbd> open · <kbd>u</kbd> up · <kbd>n</kbd> <kbd>p</kbd> next, previous page or step ·
 <kbd>]</kbd> <kbd>[</kbd> next, previous sibling · <kbd>c</kbd> next token color ·
-<kbd>/</kbd> search · <kbd>?</kbd> this list</p></div></header>
+<kbd>/</kbd> search · <kbd>?</kbd> this list · on label pages, the keys on the buttons, and
+<kbd>←</kbd> <kbd>→</kbd> the better side · <kbd>z</kbd> undo</p></div></header>
 <main id="content" class="view">
 {body}
 </main>

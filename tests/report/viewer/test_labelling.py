@@ -390,6 +390,71 @@ def test_a_truncated_completion_is_told(folder: Path, serve) -> None:
     assert page_of(app, folder).text.count("truncated:") == 2
 
 
+def with_texts(folder: Path, text_of) -> None:
+    """Replace the texts of the log, as a rollback and new sampling do. text_of: function from the
+    completion id and the text."""
+    for path in (folder / "rollouts").glob("*.parquet"):
+        table = pq.read_table(path)
+        at, field = table.schema.get_field_index("text"), table.schema.field("text")
+        pairs = zip(
+            *(table.column(name).to_pylist() for name in ("completion_id", "text")), strict=True
+        )
+        new = pa.array([text_of(*pair) for pair in pairs], field.type)
+        pq.write_table(table.set_column(at, field, new), path, write_page_checksum=True)
+
+
+def test_replaced_completions_are_unlabelled_and_not_adjudicated(serve, folder: Path) -> None:
+    group = {"step": 1, "group": "p1#1"}
+    for by in ("anna", "ben"):
+        app = serve(by=by)
+        form = next_form(app, folder, **group)
+        lower = int(form.fields["left"]) < int(form.fields["right"])
+        answer(app, form, "left" if lower == (by == "anna") else "right")
+    assert form_of(page_of(serve(by="cleo", adjudicate=True), folder).text)
+    with_texts(folder, lambda id, text: f"{text} again")
+    assert "No disagreement waits" in page_of(serve(by="cleo", adjudicate=True), folder).text
+    app, count = serve(by="anna"), 0
+    while (form := form_of(page_of(app, folder, **group).text)) is not None:
+        answer(app, form, "left")
+        count += 1
+    assert count == 6
+
+
+def test_equal_texts_never_end_the_queue(serve, folder: Path, monkeypatch) -> None:
+    with_texts(folder, lambda id, text: text if id.startswith("p2#2") else "same")
+    monkeypatch.setattr("assay.report.viewer.labelling._MOST_READ", 1)
+    app, count, looked = serve(overlap=1.0), 0, 0
+    while "Nothing is left" not in (text := page_of(app, folder).text):
+        if (form := form_of(text)) is None:
+            assert "look further" in text
+            looked += 1
+        else:
+            answer(app, form, "left")
+            count += 1
+    assert count == 6 and looked <= 2
+
+
+def test_completions_with_more_steps_than_a_form_takes_are_not_offered(serve, folder: Path) -> None:
+    with_texts(folder, lambda id, text: text if id == "p0#1/0" else f"{text}\n" * 1000)
+    app = serve(overlap=1.0)
+    form = next_form(app, folder, kind="steps")
+    answer(app, form, "skip")
+    assert form_of(page_of(app, folder, kind="steps").text) is None
+    assert LabelFile(folder).read()[0].shown[0].id == "p0#1/0"
+
+
+def test_a_form_that_was_sent_twice_is_one_label(serve, folder: Path) -> None:
+    app = serve()
+    form = next_form(app, folder)
+    answer(app, form, "left")
+    answer(app, form, "left")
+    text = page_of(app, folder).text
+    assert "anna: 1 labels, 0 skipped" in text
+    undo = form_of(text, "undo")
+    post(app, undo.action, undo.fields)
+    assert LabelFile(folder).read() == []
+
+
 def test_each_step_needs_a_mark(serve, folder: Path) -> None:
     app = serve()
     text = page_of(app, folder, kind="steps").text

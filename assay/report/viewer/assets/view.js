@@ -113,6 +113,8 @@
       event.preventDefault();
       return;
     }
+    // Shift with an arrow key selects text.
+    if (event.shiftKey && event.key.startsWith("Arrow")) return;
     const moves = { j: 1, k: -1 };
     if (moves[event.key]) move(moves[event.key]);
     else if (event.key === "?") toggleHelp();
