@@ -88,7 +88,8 @@ def test_a_configuration_is_measured_and_nothing_is_trained(
 
 def test_a_teacher_is_planned_for(tree: dict[str, Any], model: Path, tmp_path: Path) -> None:
     """On traces, on traces where it is asked once, on the student's own, and beside a reward."""
-    traces = [json.dumps({"prompt": f"{n} + 1 =", "completion": f" {n + 1}"}) for n in range(60)]
+    # The last 8 of the tree's 60 problems are held out, and a trace must not repeat their prompts.
+    traces = [json.dumps({"prompt": f"{n} + 1 =", "completion": f" {n + 1}"}) for n in range(52)]
     (tmp_path / "traces.jsonl").write_text("\n".join(traces))
     tree["teacher"] = {"path": str(save_tiny_model(tmp_path / "teacher", hidden_size=96))}
     given = {"traces": [str(tmp_path / "traces.jsonl")], "tokens_per_step": 60}
