@@ -195,6 +195,8 @@ def test_variables_of_the_launcher_are_hidden_from_what_rank_0_starts(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("LOCAL_RANK", "0")
+    # Ranks of an earlier test in this process may have set it, and then nothing is set.
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     with place(0, 2, 5):
         found = launch()
         assert found is not None and found.environment
